@@ -1,0 +1,211 @@
+"""The two towers of the mixture-of-transformers stack, each with its own weights and none of the other's.
+
+`UnderstandingTower` runs once per prompt and leaves per-layer K/V behind. `GenerationTower` runs at every denoise
+step and reads that K/V as a frozen prefix. Nothing else passes between them, which is what allows them to live in
+different processes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from .attention import AttentionBackend, DensePrefix, KVPrefix
+from .config import TransformerConfig
+from .layers import MLP, DomainLinear, RMSNorm, TimestepEmbedder
+from .layout import VisionLayout, patchify, text_positions, unpatchify
+from .rotary import RotaryEmbedding, apply_rotary
+
+# Keys that every checkpoint holds and no tower needs: logits, and the norm after the last text layer.
+UNUSED_KEYS = ("lm_head.weight", "norm.weight")
+
+
+class UnderstandingAttention(nn.Module):
+    """Causal self-attention of text tokens."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        hidden, dim, bias = config.hidden_size, config.head_dim, config.attention_bias
+        self.head_dim = dim
+        self.to_q = nn.Linear(hidden, config.num_attention_heads * dim, bias=bias)
+        self.to_k = nn.Linear(hidden, config.num_key_value_heads * dim, bias=bias)
+        self.to_v = nn.Linear(hidden, config.num_key_value_heads * dim, bias=bias)
+        self.to_out = nn.Linear(config.num_attention_heads * dim, hidden, bias=bias)
+        if config.qk_norm_for_text:
+            self.norm_q = RMSNorm(dim, config)
+            self.norm_k = RMSNorm(dim, config)
+        elif config.use_und_k_norm_for_gen:
+            self.k_norm_und_for_gen = RMSNorm(dim, config)
+
+    def keys_values(
+        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """K for text, K for generation (the same tensor unless the checkpoint norms it apart), and V."""
+        k = self.to_k(x).unflatten(-1, (-1, self.head_dim))
+        v = self.to_v(x).unflatten(-1, (-1, self.head_dim))
+        if hasattr(self, "norm_k"):
+            k = self.norm_k(k)
+        rotated = apply_rotary(k, cos, sin)
+        if hasattr(self, "k_norm_und_for_gen"):
+            return rotated, apply_rotary(self.k_norm_und_for_gen(k), cos, sin), v
+        return rotated, rotated, v
+
+    def queries(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        q = self.to_q(x).unflatten(-1, (-1, self.head_dim))
+        if hasattr(self, "norm_q"):
+            q = self.norm_q(q)
+        return apply_rotary(q, cos, sin)
+
+
+class UnderstandingLayer(nn.Module):
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.self_attn = UnderstandingAttention(config)
+        self.mlp = MLP(config)
+        self.input_layernorm = RMSNorm(config.hidden_size, config)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config)
+
+
+class UnderstandingTower(nn.Module):
+    """Token ids to the K/V that generation reads."""
+
+    def __init__(self, config: TransformerConfig, backend: AttentionBackend) -> None:
+        super().__init__()
+        self.config = config
+        self.backend = backend
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(UnderstandingLayer(config) for _ in range(config.num_hidden_layers))
+        self.rotary = RotaryEmbedding(config.head_dim, config.rope_theta, config.rope_axes_dim)
+
+    @torch.inference_mode()
+    def forward(self, input_ids: torch.Tensor) -> DensePrefix:
+        """`[N]` token ids to K and V of every layer, each `[N, kv_heads, head_dim]`.
+
+        What follows the last layer's K/V feeds nothing that generation reads, so it is not computed.
+        """
+        x = self.embed_tokens(input_ids)
+        positions = text_positions(len(input_ids), self.config).to(x.device)
+        cos, sin = self.rotary(positions, x.dtype)
+        kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+        last = len(self.layers) - 1
+        for index, layer in enumerate(self.layers):
+            normed = layer.input_layernorm(x)
+            k, k_for_generation, v = layer.self_attn.keys_values(normed, cos, sin)
+            kept.append((k_for_generation, v))
+            if index == last:
+                break
+            attended = self.backend.causal(layer.self_attn.queries(normed, cos, sin), k, v)
+            x = x + layer.self_attn.to_out(attended.flatten(1))
+            x = x + layer.mlp(layer.post_attention_layernorm(x))
+        return DensePrefix(kept)
+
+
+class GenerationAttention(nn.Module):
+    """Unmasked attention of generation tokens over [text K/V | their own]."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        hidden, dim, bias = config.hidden_size, config.head_dim, config.attention_bias
+        self.head_dim = dim
+        self.add_q_proj = nn.Linear(hidden, config.num_attention_heads * dim, bias=bias)
+        self.add_k_proj = nn.Linear(hidden, config.num_key_value_heads * dim, bias=bias)
+        self.add_v_proj = nn.Linear(hidden, config.num_key_value_heads * dim, bias=bias)
+        self.to_add_out = nn.Linear(config.num_attention_heads * dim, hidden, bias=bias)
+        self.norm_added_q = RMSNorm(dim, config)
+        self.norm_added_k = RMSNorm(dim, config)
+
+    def project(
+        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries, keys (both normed and rotated) and values, each `[N, heads, head_dim]`."""
+        q = self.norm_added_q(self.add_q_proj(x).unflatten(-1, (-1, self.head_dim)))
+        k = self.norm_added_k(self.add_k_proj(x).unflatten(-1, (-1, self.head_dim)))
+        v = self.add_v_proj(x).unflatten(-1, (-1, self.head_dim))
+        return apply_rotary(q, cos, sin), apply_rotary(k, cos, sin), v
+
+
+class GenerationLayer(nn.Module):
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.self_attn = GenerationAttention(config)
+        self.mlp_moe_gen = MLP(config)
+        self.input_layernorm_moe_gen = RMSNorm(config.hidden_size, config)
+        self.post_attention_layernorm_moe_gen = RMSNorm(config.hidden_size, config)
+
+
+@dataclass(frozen=True)
+class Branch:
+    """One guidance branch of one request at one step: what the generation tower needs to know of it.
+
+    Attributes:
+        latents: `[1, C, T, H, W]`, any floating type.
+        timestep: Of the noisy frames, on the scheduler's scale (0 to 1000).
+        layout: Positions and clean frames.
+        prefix: The branch's frozen text K/V.
+    """
+
+    latents: torch.Tensor
+    timestep: float
+    layout: VisionLayout
+    prefix: KVPrefix
+
+
+class GenerationTower(nn.Module):
+    """Latents, timestep and frozen text K/V to velocity, for any number of branches in one forward."""
+
+    def __init__(self, config: TransformerConfig, backend: AttentionBackend) -> None:
+        super().__init__()
+        hidden = config.hidden_size
+        self.config = config
+        self.backend = backend
+        self.layers = nn.ModuleList(GenerationLayer(config) for _ in range(config.num_hidden_layers))
+        self.norm_moe_gen = RMSNorm(hidden, config)
+        self.proj_in = nn.Linear(config.patch_latent_dim, hidden)
+        self.proj_out = nn.Linear(hidden, config.patch_latent_dim)
+        self.time_embedder = TimestepEmbedder(hidden)
+        self.rotary = RotaryEmbedding(config.head_dim, config.rope_theta, config.rope_axes_dim)
+        if config.sound_gen:
+            self.audio_proj_in = nn.Linear(config.sound_dim or 0, hidden)
+            self.audio_proj_out = nn.Linear(hidden, config.sound_dim or 0)
+            self.audio_modality_embed = nn.Parameter(torch.zeros(hidden))
+        if config.action_gen:
+            self.action_proj_in = DomainLinear(config.action_dim or 0, hidden, config.num_embodiment_domains)
+            self.action_proj_out = DomainLinear(hidden, config.action_dim or 0, config.num_embodiment_domains)
+            self.action_modality_embed = nn.Parameter(torch.zeros(hidden))
+
+    @torch.inference_mode()
+    def forward(self, branches: list[Branch]) -> list[torch.Tensor]:
+        """Velocity of each branch, `[1, C, T, H, W]` float32, zero on its clean frames.
+
+        The branches' tokens are packed along one axis: linear layers see them all at once, attention keeps each
+        to itself and its own prefix.
+        """
+        lengths = [branch.layout.num_tokens for branch in branches]
+        prefixes = [branch.prefix for branch in branches]
+        x = torch.cat([self._embed(branch) for branch in branches])
+        tables = [self.rotary(branch.layout.positions.to(x.device), x.dtype) for branch in branches]
+        cos, sin = (torch.cat(parts) for parts in zip(*tables, strict=True))
+        for index, layer in enumerate(self.layers):
+            q, k, v = layer.self_attn.project(layer.input_layernorm_moe_gen(x), cos, sin)
+            attended = self.backend.with_prefix(index, q, k, v, lengths, prefixes)
+            x = x + layer.self_attn.to_add_out(attended.flatten(1))
+            x = x + layer.mlp_moe_gen(layer.post_attention_layernorm_moe_gen(x))
+        tokens = self.proj_out(self.norm_moe_gen(x)).split(lengths)
+        return [self._velocity(part, branch.layout) for part, branch in zip(tokens, branches, strict=True)]
+
+    def _embed(self, branch: Branch) -> torch.Tensor:
+        """Patches to hidden states; the timestep is added on noisy frames only."""
+        dtype = self.proj_in.weight.dtype
+        x = self.proj_in(patchify(branch.latents.to(dtype), self.config.latent_patch_size))
+        timestep = torch.tensor([branch.timestep], device=x.device) * self.config.timestep_scale
+        embedding = self.time_embedder(timestep).to(dtype)
+        frames = x.view(branch.layout.grid[0], -1, x.shape[-1])
+        frames[branch.layout.noisy_frames] += embedding
+        return frames.flatten(0, 1)
+
+    def _velocity(self, tokens: torch.Tensor, layout: VisionLayout) -> torch.Tensor:
+        velocity = unpatchify(tokens, layout, self.config.latent_patch_size).float()
+        velocity[:, :, list(layout.clean_frames)] = 0
+        return velocity

@@ -1,0 +1,190 @@
+"""Walks one request over its graph: one coroutine a request, object references from node to node.
+
+Whatever dies under a request is done again elsewhere: a node's call on another replica, denoising from the last
+saved state, prefill when the store was lost. The results are the same bytes, because nothing that a node computes
+depends on which process runs it or when.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvstore.handle import StaleHandle, StoreLost
+from nodes.job import DeadlineExceeded, Job
+from ray.exceptions import ObjectLostError, RayTaskError
+
+from .result import NodeTiming
+from .spec import REQUEST, Graph, NodeSpec
+from .workers import DEAD, PipelineError, Replica, Workers
+
+CANCEL_SECONDS = 30.0
+RELEASE_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a request is: a node has begun (`step` 0 of 0), or the denoise node has done `step` of `num_steps`."""
+
+    request_id: str
+    node: str
+    step: int = 0
+    num_steps: int = 0
+
+
+OnProgress = Callable[[Progress], None]
+
+
+@dataclass
+class _Walk:
+    """What is known of one request on its way."""
+
+    job: Job
+    graph: Graph
+    on_progress: OnProgress
+    values: dict[str, Any]
+    started: float
+    timings: list[NodeTiming] = field(default_factory=list)
+    reports: dict[str, dict[str, Any]] = field(default_factory=dict)
+    saved: dict[str, Any] = field(default_factory=dict)
+
+
+class Executor:
+    """Runs requests on `Workers`."""
+
+    def __init__(self, workers: Workers, *, max_attempts: int) -> None:
+        self._workers = workers
+        self._max_attempts = max_attempts
+
+    async def run(self, job: Job, graph: Graph, sources: dict[str, Any], on_progress: OnProgress) -> _Walk:
+        """Run a request to its end; its result is in `values[graph.sink.name]`, as an object reference.
+
+        Args:
+            job: The request.
+            graph: Of its mode.
+            sources: Values of the `request.*` sources that the graph uses.
+            on_progress: Hears about it on the way, on the event loop.
+
+        Raises:
+            NodeError, StoreError, MediaError: as the nodes raise them.
+            PipelineError: actors died too often.
+        """
+        values = {f"{REQUEST}.{name}": value for name, value in sources.items()}
+        walk = _Walk(job, graph, on_progress, values, time.time())
+        self._workers.leases.add(job.request_id)
+        try:
+            limit = None if job.deadline is None else job.deadline - time.time()
+            async with asyncio.timeout(limit):
+                await self._walk(walk)
+            return walk
+        except TimeoutError:
+            raise DeadlineExceeded(f"request {job.request_id} ran out of time") from None
+        finally:
+            self._workers.leases.discard(job.request_id)
+            await asyncio.shield(self._release(job.request_id))
+
+    async def _walk(self, walk: _Walk) -> None:
+        """Start each node as soon as its inputs are there, until the sink is done."""
+        running: dict[asyncio.Task[Any], NodeSpec] = {}
+        losses = 0
+        try:
+            while walk.graph.sink.name not in walk.values:
+                for node in self._ready(walk, running.values()):
+                    running[asyncio.create_task(self._run_node(walk, node))] = node
+                done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    node = running.pop(task)
+                    generation = self._workers.store_generation
+                    try:
+                        walk.values[node.name] = task.result()
+                    except (StoreLost, StaleHandle, ObjectLostError) as error:
+                        losses += 1
+                        if losses >= self._max_attempts:
+                            raise PipelineError(f"{node.name}: lost what it reads {losses} times ({error})") from None
+                        await self._workers.recover_store(generation)
+                        self._forget(walk, error)
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+
+    def _ready(self, walk: _Walk, running: Any) -> list[NodeSpec]:
+        return [
+            node
+            for node in walk.graph.nodes
+            if node.name not in walk.values
+            and node not in running
+            and all(source in walk.values for source in walk.graph.inputs(node).values())
+        ]
+
+    def _forget(self, walk: _Walk, error: Exception) -> None:
+        """Drop the values that are no good any more; the walk makes them again."""
+        for node in walk.graph.nodes:
+            if node.gives == "kv_handles" or isinstance(error, ObjectLostError):
+                walk.values.pop(node.name, None)
+        if isinstance(error, ObjectLostError):
+            walk.saved.clear()
+
+    async def _run_node(self, walk: _Walk, node: NodeSpec) -> Any:
+        """One node's result as an object reference, from whichever replica lives to give it."""
+        for attempt in range(1, self._max_attempts + 1):
+            async with self._workers.acquire(node.kind) as replica:
+                walk.on_progress(Progress(walk.job.request_id, node.name))
+                try:
+                    call = self._stream if node.streaming else self._call
+                    value, report = await call(walk, node, replica)
+                except DEAD as error:
+                    await self._workers.report_dead(replica, type(error).__name__)
+                    continue
+                except RayTaskError as error:
+                    raise (error.cause or error) from None
+            started, ended = report.pop("started") - walk.started, report.pop("ended") - walk.started
+            walk.timings.append(NodeTiming(node.name, started, ended, report.pop("pid"), attempt))
+            walk.reports[node.name] = report
+            return value
+        raise PipelineError(f"{node.name}: {self._max_attempts} {node.kind} nodes died under this request")
+
+    async def _call(self, walk: _Walk, node: NodeSpec, replica: Replica) -> tuple[Any, dict[str, Any]]:
+        names, inputs = self._inputs(walk, node)
+        method = replica.actor.call.options(num_returns=2)
+        value, report = method.remote(node.method, walk.job, names, *inputs)
+        return value, await report
+
+    async def _stream(self, walk: _Walk, node: NodeSpec, replica: Replica) -> tuple[Any, dict[str, Any]]:
+        names, inputs = self._inputs(walk, node)
+        if node.name in walk.saved:
+            names, inputs = [*names, "state"], [*inputs, walk.saved[node.name]]
+        request_id = walk.job.request_id
+        items = replica.actor.stream.remote(walk.job, names, *inputs)
+        try:
+            async for ref in items:
+                match await ref:
+                    case ("step", step, num_steps):
+                        walk.on_progress(Progress(request_id, node.name, step, num_steps))
+                    case ("saved", _):
+                        walk.saved[node.name] = await anext(items)
+                    case ("done", report):
+                        return await anext(items), report
+            raise PipelineError(f"{node.name}: the stream ended without a result")
+        except (asyncio.CancelledError, TimeoutError):
+            await asyncio.shield(self._cancel(replica, request_id))
+            raise
+
+    def _inputs(self, walk: _Walk, node: NodeSpec) -> tuple[list[str], list[Any]]:
+        inputs = walk.graph.inputs(node)
+        return list(inputs), [walk.values[source] for source in inputs.values()]
+
+    async def _cancel(self, replica: Replica, request_id: str) -> None:
+        """Returns when the request has left its denoise node, so that its pages can be given away."""
+        with contextlib.suppress(TimeoutError, RayTaskError, *DEAD):
+            async with asyncio.timeout(CANCEL_SECONDS):
+                await replica.actor.cancel.remote(request_id)
+
+    async def _release(self, request_id: str) -> None:
+        with contextlib.suppress(TimeoutError, RayTaskError, *DEAD):
+            async with asyncio.timeout(RELEASE_SECONDS):
+                await self._workers.store.release.remote(request_id)

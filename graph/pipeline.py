@@ -1,0 +1,266 @@
+"""`Pipeline`: what driver scripts, the command line and the Serve app use. Launch, submit, close."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+
+import ray
+from cosmos3_model.config import SnapshotConfig
+from cosmos3_model.loader import read_header
+from cosmos3_model.prompts import check_tokenizer
+from cosmos3_model.transformer import check_transformer
+from nodes.codec import unpack
+from nodes.job import Job
+
+from .executor import Executor, OnProgress
+from .modes import MODES, mode_of
+from .placement import Placement
+from .request import GenerationRequest, RequestError
+from .result import GenerationResult
+from .workers import PipelineError, Workers
+
+
+class Overloaded(PipelineError):
+    """As many requests wait as may; this one was not taken."""
+
+
+class PendingGeneration:
+    """A submitted request: wait for it, await it, or cancel it."""
+
+    def __init__(self, request_id: str, seed: int, future: concurrent.futures.Future[GenerationResult]) -> None:
+        self.request_id = request_id
+        self.seed = seed
+        self._future = future
+
+    def result(self, timeout: float | None = None) -> GenerationResult:
+        """The result, after waiting for it.
+
+        Raises:
+            TimeoutError: not done within `timeout` seconds; the request goes on.
+            concurrent.futures.CancelledError: it was cancelled.
+            Exception: whatever the request failed with.
+        """
+        return self._future.result(timeout)
+
+    def done(self) -> bool:
+        return self._future.done()
+
+    def cancel(self) -> bool:
+        """Stop it at the next step; False if it was done already."""
+        return self._future.cancel()
+
+    def __await__(self) -> Generator[Any, None, GenerationResult]:
+        return asyncio.wrap_future(self._future).__await__()
+
+
+class Pipeline:
+    """Model nodes on Ray for one snapshot. Safe to use from any thread."""
+
+    def __init__(self, snapshot: SnapshotConfig, placement: Placement, owns_ray: bool) -> None:
+        """Use `launch`."""
+        self.snapshot = snapshot
+        self.placement = placement
+        self._owns_ray = owns_ray
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="cosmoray-pipeline", daemon=True)
+        self._thread.start()
+        self._waiting = 0
+        self._closed = False
+        self._workers: Workers
+        self._executor: Executor
+        self._slots: asyncio.Semaphore
+
+    @classmethod
+    def launch(
+        cls,
+        snapshot: str | Path,
+        placement: Placement | str | Path | None = None,
+        *,
+        on_ready: Callable[[str], None] = lambda name: None,
+    ) -> Pipeline:
+        """Check the snapshot, start Ray on this machine unless it runs, and start every node.
+
+        Args:
+            snapshot: Folder of the checkpoint.
+            placement: A `Placement`, a YAML file of one, or None for this machine's default.
+            on_ready: Hears `ray`, `kvstore` and each node's kind as it becomes ready.
+
+        Raises:
+            SnapshotError: the snapshot is not usable. Its headers are read before anything is started.
+            PlacementError: the placement file is not usable.
+            PipelineError: a node did not start.
+        """
+        config = SnapshotConfig.from_folder(snapshot)
+        check_tokenizer(config.root)
+        check_transformer(config)
+        read_header(config.root / "vae")
+        if isinstance(placement, str | Path):
+            placement = Placement.from_yaml(placement)
+        owns_ray = start_ray()
+        on_ready("ray")
+        if placement is None:
+            placement = Placement.default(int(ray.cluster_resources().get("GPU", 0)))
+        pipeline = cls(config, placement, owns_ray)
+        try:
+            pipeline._run(pipeline._start(on_ready))
+        except BaseException:
+            pipeline.close()
+            raise
+        return pipeline
+
+    def submit(
+        self,
+        request: GenerationRequest | None = None,
+        *,
+        on_progress: OnProgress = lambda progress: None,
+        **fields: Any,
+    ) -> PendingGeneration:
+        """Take a request, given whole or as keyword arguments, and return at once.
+
+        `on_progress` is called from the pipeline's thread and must not block.
+
+        Raises:
+            RequestError: a field is wrong; nothing was started.
+            Overloaded: too many requests wait already.
+        """
+        if self._closed:
+            raise PipelineError("the pipeline is closed")
+        if request is None:
+            request = GenerationRequest.parse(**fields)
+        elif fields:
+            raise RequestError(next(iter(fields)), "give a request or its fields, not both")
+        limits = self.placement.limits
+        if self._waiting >= limits.max_in_flight + limits.max_queued:
+            raise Overloaded(f"{self._waiting} requests are running or waiting; try again later")
+        job = request.resolve(self.snapshot)
+        self._waiting += 1
+        future = asyncio.run_coroutine_threadsafe(self._serve(request, job, on_progress), self._loop)
+        future.add_done_callback(self._count_down)
+        return PendingGeneration(job.request_id, job.sampling.seed, future)
+
+    def generate(
+        self,
+        request: GenerationRequest | None = None,
+        *,
+        on_progress: OnProgress = lambda progress: None,
+        **fields: Any,
+    ) -> GenerationResult:
+        """`submit`, and wait. An interrupt cancels the request."""
+        pending = self.submit(request, on_progress=on_progress, **fields)
+        try:
+            return pending.result()
+        except BaseException:
+            pending.cancel()
+            raise
+
+    def stats(self) -> dict[str, Any]:
+        """Counts of the store and of every node, and how many actors were replaced."""
+        return self._run(self._stats())
+
+    def close(self) -> None:
+        """Cancel what runs, free the devices, end every actor, and Ray if `launch` started it."""
+        if self._closed:
+            return
+        self._closed = True
+        with contextlib.suppress(Exception):
+            self._run(self._stop())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+        if self._owns_ray:
+            ray.shutdown()
+
+    def __enter__(self) -> Pipeline:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    async def _start(self, on_ready: Callable[[str], None]) -> None:
+        limits = self.placement.limits
+        kinds = set().union(*(graph.kinds() for graph in MODES.values()))
+        self._workers = Workers(self.snapshot, self.placement, kinds)
+        self._executor = Executor(self._workers, max_attempts=limits.max_attempts)
+        self._slots = asyncio.Semaphore(limits.max_in_flight)
+        await self._workers.start(on_ready)
+
+    async def _stop(self) -> None:
+        tasks = [task for task in asyncio.all_tasks() if task.get_name() == "request"]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if hasattr(self, "_workers"):
+            await self._workers.close()
+
+    async def _serve(self, request: GenerationRequest, job: Job, on_progress: OnProgress) -> GenerationResult:
+        task = asyncio.current_task()
+        assert task is not None
+        task.set_name("request")
+        submitted = time.time()
+        async with self._slots:
+            mode = mode_of(request)
+            graph = MODES[mode]
+            sources = {"image": request.image} if request.image is not None else {}
+            walk = await self._executor.run(job, graph, sources, on_progress)
+            media = unpack(await walk.values[graph.sink.name])
+        metadata = _metadata(job, walk.reports) | {"seconds": time.time() - submitted}
+        return GenerationResult(job.request_id, mode, job.output, media, metadata, walk.timings)
+
+    async def _stats(self) -> dict[str, Any]:
+        nodes = [replica for kind in self._workers._replicas for replica in self._workers.replicas(kind)]
+        store, *stats = await asyncio.gather(
+            self._workers.store.stats.remote(), *(replica.actor.stats.remote() for replica in nodes)
+        )
+        integrity = await self._workers.store.check_integrity.remote()
+        return {"store": store | {"integrity": integrity}, "nodes": stats, "replaced": self._workers.replaced}
+
+    def _run(self, coroutine: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    def _count_down(self, _: object) -> None:
+        self._waiting -= 1
+
+
+def start_ray() -> bool:
+    """Start Ray on this machine if this process is not connected to one; True if it was started here.
+
+    It is bound to the loopback address, without dashboard, usage report or access tokens: a token would be left
+    in the home folder, and nobody else can connect. Set RAY_ADDRESS to use a running cluster instead.
+    """
+    if ray.is_initialized():
+        return False
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
+    if os.environ.get("RAY_ADDRESS"):
+        ray.init(**quiet)
+        return True
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    ray.init(address="local", include_dashboard=False, _node_ip_address="127.0.0.1", **quiet)
+    return True
+
+
+def _metadata(job: Job, reports: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    schedule = job.sampling.schedule
+    settings = {
+        "seed": job.sampling.seed,
+        "num_frames": job.prompt.num_frames,
+        "height": job.prompt.height,
+        "width": job.prompt.width,
+        "fps": job.prompt.fps,
+        "guidance_scale": job.sampling.guidance_scale,
+        "num_inference_steps": schedule.num_inference_steps,
+        "flow_shift": schedule.flow_shift,
+        "use_karras_sigmas": schedule.use_karras_sigmas,
+        "use_system_prompt": job.prompt.use_system_prompt,
+    }
+    for report in reports.values():
+        settings |= report
+    return settings

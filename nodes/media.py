@@ -1,0 +1,132 @@
+"""Pictures and clips in and out: whatever a user has becomes RGB8, and RGB8 becomes the file that they want."""
+
+from __future__ import annotations
+
+import io
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from .job import OutputFormat
+
+PIL_FORMATS = {"png": "PNG", "jpeg": "JPEG", "webp": "WEBP"}
+SUFFIXES: dict[str, OutputFormat] = {
+    ".png": "png",
+    ".jpg": "jpeg",
+    ".jpeg": "jpeg",
+    ".webp": "webp",
+    ".mp4": "mp4",
+    ".npy": "npy",
+    "": "png_frames",
+}
+JPEG_QUALITY = 95
+MAX_PIXELS = 1 << 26
+ImageSource = str | Path | bytes | np.ndarray | Image.Image
+
+
+class MediaError(ValueError):
+    """A picture or clip that cannot be read or written; the message says which and why."""
+
+
+def load_image(source: ImageSource) -> np.ndarray:
+    """A picture from a path, a file's bytes, a PIL image or an RGB8 array to RGB8 `[h, w, 3]`.
+
+    EXIF orientation is applied, alpha is composited on black, 16-bit greys are scaled to 8.
+
+    Raises:
+        MediaError: not a picture, or one of more than 67 million pixels.
+    """
+    if isinstance(source, np.ndarray):
+        if source.dtype != np.uint8 or source.ndim != 3 or source.shape[2] != 3 or 0 in source.shape:
+            raise MediaError(f"an image array must be uint8 [h, w, 3], got {source.dtype} {list(source.shape)}")
+        return source
+    name = "the image" if isinstance(source, bytes | Image.Image) else str(source)
+    try:
+        if isinstance(source, Image.Image):
+            return _to_rgb8(source)
+        with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
+            if image.width * image.height > MAX_PIXELS:
+                raise MediaError(f"{name}: {image.width}x{image.height} is more than {MAX_PIXELS} pixels")
+            return _to_rgb8(image)
+    except FileNotFoundError:
+        raise MediaError(f"{name}: no such file") from None
+    except UnidentifiedImageError:
+        raise MediaError(f"{name}: not a picture that can be read (PNG, JPEG, WebP, GIF, ...)") from None
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        if isinstance(error, MediaError):
+            raise
+        raise MediaError(f"{name}: the picture is damaged ({error})") from None
+
+
+def _to_rgb8(image: Image.Image) -> np.ndarray:
+    image = ImageOps.exif_transpose(image)
+    if image.mode.startswith("I"):
+        grey = (np.asarray(image).astype(np.float64) / 257).round().clip(0, 255).astype(np.uint8)
+        return np.repeat(grey[..., None], 3, axis=2)
+    if "transparency" in image.info or "A" in image.getbands() or "a" in image.getbands():
+        rgba = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", rgba.size, (0, 0, 0, 255)), rgba)
+    return np.asarray(image.convert("RGB")).copy()
+
+
+def encode_frames(frames: np.ndarray, output: OutputFormat, fps: float) -> Any:
+    """RGB8 frames `[T, H, W, 3]` in the form called `output`; the same frames give the same bytes.
+
+    Returns:
+        The frames for `np`, a list of PNG files for `png_frames`, else the bytes of one file.
+    """
+    if output == "np":
+        return frames
+    if output == "png_frames":
+        return [_encode_picture(frame, "png") for frame in frames]
+    if output == "mp4":
+        return _encode_mp4(frames, fps)
+    if output == "npy":
+        stream = io.BytesIO()
+        np.save(stream, frames)
+        return stream.getvalue()
+    if len(frames) != 1:
+        raise MediaError(f"a {output} file holds one frame, not {len(frames)}")
+    return _encode_picture(frames[0], output)
+
+
+def _encode_picture(frame: np.ndarray, output: str) -> bytes:
+    stream = io.BytesIO()
+    options = {"quality": JPEG_QUALITY} if output != "png" else {}
+    Image.fromarray(frame).save(stream, PIL_FORMATS[output], **options)
+    return stream.getvalue()
+
+
+def _encode_mp4(frames: np.ndarray, fps: float) -> bytes:
+    """H.264, yuv420p, index in front: plays in a browser while it loads."""
+    import av
+
+    stream = io.BytesIO()
+    with av.open(stream, "w", format="mp4", options={"movflags": "faststart"}) as container:
+        rate = Fraction(fps).limit_denominator(1001)
+        # One thread: with more, x264's output depends on how many there are.
+        options = {"crf": "18", "threads": "1"}
+        video: Any = container.add_stream("libx264", rate=rate, options=options)
+        video.height, video.width, video.pix_fmt = frames.shape[1], frames.shape[2], "yuv420p"
+        for frame in frames:
+            container.mux(video.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
+        container.mux(video.encode())
+    return stream.getvalue()
+
+
+def missing_encoder(output: OutputFormat) -> str | None:
+    """Why files of this kind cannot be written here, or None if they can."""
+    if output != "mp4":
+        return None
+    try:
+        import av
+
+        av.Codec("libx264", "w")
+    except ImportError:
+        return "mp4 needs PyAV: pip install av"
+    except ValueError:
+        return "mp4 needs a PyAV built with libx264: pip install --force-reinstall av"
+    return None
