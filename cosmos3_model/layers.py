@@ -10,6 +10,23 @@ from torch import nn
 from .config import TransformerConfig
 
 
+class Linear(nn.Linear):
+    """`nn.Linear` that leaves its weights alone: they always come from a checkpoint.
+
+    Drawing random ones for a module on the meta device would import torch's tracing stack, over a second for nothing.
+    """
+
+    def reset_parameters(self) -> None:
+        pass
+
+
+class Embedding(nn.Embedding):
+    """`nn.Embedding`, likewise."""
+
+    def reset_parameters(self) -> None:
+        pass
+
+
 class RMSNorm(nn.Module):
     """Root-mean-square norm with its statistics in float32.
 
@@ -19,7 +36,7 @@ class RMSNorm(nn.Module):
 
     def __init__(self, size: int, config: TransformerConfig) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
+        self.weight = nn.Parameter(torch.empty(size))
         self.eps = config.rms_norm_eps
         self.scale_in_float32 = config.hidden_act == "relu2"
 
@@ -39,9 +56,9 @@ class MLP(nn.Module):
         super().__init__()
         self.gated = config.hidden_act == "silu"
         if self.gated:
-            self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+            self.gate_proj = Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = Linear(config.intermediate_size, config.hidden_size, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`[N, hidden]` to `[N, hidden]`."""
@@ -57,8 +74,8 @@ class TimestepEmbedder(nn.Module):
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__()
-        self.linear_1 = nn.Linear(self.WIDTH, hidden_size)
-        self.linear_2 = nn.Linear(hidden_size, hidden_size)
+        self.linear_1 = Linear(self.WIDTH, hidden_size)
+        self.linear_2 = Linear(hidden_size, hidden_size)
 
     def forward(self, timesteps: torch.Tensor) -> torch.Tensor:
         """`[B]` scaled timesteps to `[B, hidden]` float32."""
@@ -74,5 +91,5 @@ class DomainLinear(nn.Module):
 
     def __init__(self, size_in: int, size_out: int, domains: int) -> None:
         super().__init__()
-        self.fc = nn.Embedding(domains, size_in * size_out)
-        self.bias = nn.Embedding(domains, size_out)
+        self.fc = Embedding(domains, size_in * size_out)
+        self.bias = Embedding(domains, size_out)

@@ -14,7 +14,7 @@ from torch import nn
 
 from .attention import AttentionBackend, DensePrefix, KVPrefix
 from .config import TransformerConfig
-from .layers import MLP, DomainLinear, RMSNorm, TimestepEmbedder
+from .layers import MLP, DomainLinear, Embedding, Linear, RMSNorm, TimestepEmbedder
 from .layout import VisionLayout, patchify, text_positions, unpatchify
 from .rotary import RotaryEmbedding, apply_rotary
 
@@ -29,10 +29,10 @@ class UnderstandingAttention(nn.Module):
         super().__init__()
         hidden, dim, bias = config.hidden_size, config.head_dim, config.attention_bias
         self.head_dim = dim
-        self.to_q = nn.Linear(hidden, config.num_attention_heads * dim, bias=bias)
-        self.to_k = nn.Linear(hidden, config.num_key_value_heads * dim, bias=bias)
-        self.to_v = nn.Linear(hidden, config.num_key_value_heads * dim, bias=bias)
-        self.to_out = nn.Linear(config.num_attention_heads * dim, hidden, bias=bias)
+        self.to_q = Linear(hidden, config.num_attention_heads * dim, bias=bias)
+        self.to_k = Linear(hidden, config.num_key_value_heads * dim, bias=bias)
+        self.to_v = Linear(hidden, config.num_key_value_heads * dim, bias=bias)
+        self.to_out = Linear(config.num_attention_heads * dim, hidden, bias=bias)
         if config.qk_norm_for_text:
             self.norm_q = RMSNorm(dim, config)
             self.norm_k = RMSNorm(dim, config)
@@ -75,7 +75,7 @@ class UnderstandingTower(nn.Module):
         super().__init__()
         self.config = config
         self.backend = backend
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(UnderstandingLayer(config) for _ in range(config.num_hidden_layers))
         self.rotary = RotaryEmbedding(config.head_dim, config.rope_theta, config.rope_axes_dim)
 
@@ -109,10 +109,10 @@ class GenerationAttention(nn.Module):
         super().__init__()
         hidden, dim, bias = config.hidden_size, config.head_dim, config.attention_bias
         self.head_dim = dim
-        self.add_q_proj = nn.Linear(hidden, config.num_attention_heads * dim, bias=bias)
-        self.add_k_proj = nn.Linear(hidden, config.num_key_value_heads * dim, bias=bias)
-        self.add_v_proj = nn.Linear(hidden, config.num_key_value_heads * dim, bias=bias)
-        self.to_add_out = nn.Linear(config.num_attention_heads * dim, hidden, bias=bias)
+        self.add_q_proj = Linear(hidden, config.num_attention_heads * dim, bias=bias)
+        self.add_k_proj = Linear(hidden, config.num_key_value_heads * dim, bias=bias)
+        self.add_v_proj = Linear(hidden, config.num_key_value_heads * dim, bias=bias)
+        self.to_add_out = Linear(config.num_attention_heads * dim, hidden, bias=bias)
         self.norm_added_q = RMSNorm(dim, config)
         self.norm_added_k = RMSNorm(dim, config)
 
@@ -162,18 +162,18 @@ class GenerationTower(nn.Module):
         self.backend = backend
         self.layers = nn.ModuleList(GenerationLayer(config) for _ in range(config.num_hidden_layers))
         self.norm_moe_gen = RMSNorm(hidden, config)
-        self.proj_in = nn.Linear(config.patch_latent_dim, hidden)
-        self.proj_out = nn.Linear(hidden, config.patch_latent_dim)
+        self.proj_in = Linear(config.patch_latent_dim, hidden)
+        self.proj_out = Linear(hidden, config.patch_latent_dim)
         self.time_embedder = TimestepEmbedder(hidden)
         self.rotary = RotaryEmbedding(config.head_dim, config.rope_theta, config.rope_axes_dim)
         if config.sound_gen:
-            self.audio_proj_in = nn.Linear(config.sound_dim or 0, hidden)
-            self.audio_proj_out = nn.Linear(hidden, config.sound_dim or 0)
-            self.audio_modality_embed = nn.Parameter(torch.zeros(hidden))
+            self.audio_proj_in = Linear(config.sound_dim or 0, hidden)
+            self.audio_proj_out = Linear(hidden, config.sound_dim or 0)
+            self.audio_modality_embed = nn.Parameter(torch.empty(hidden))
         if config.action_gen:
             self.action_proj_in = DomainLinear(config.action_dim or 0, hidden, config.num_embodiment_domains)
             self.action_proj_out = DomainLinear(hidden, config.action_dim or 0, config.num_embodiment_domains)
-            self.action_modality_embed = nn.Parameter(torch.zeros(hidden))
+            self.action_modality_embed = nn.Parameter(torch.empty(hidden))
 
     @torch.inference_mode()
     def forward(self, branches: list[Branch]) -> list[torch.Tensor]:

@@ -69,9 +69,8 @@ class GenerationResult:
             folder.mkdir()
             for index, frame in enumerate(self.media):
                 (folder / f"{index:05}.png").write_bytes(frame)
-            if path.exists():
-                path.rename(draft / "old")
-            folder.rename(path)
+            # Replaces an empty folder; one that holds something is an OSError, and is left alone.
+            folder.replace(path)
             return path
         finally:
             shutil.rmtree(draft, ignore_errors=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import tempfile
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -104,17 +105,20 @@ def _encode_mp4(frames: np.ndarray, fps: float) -> bytes:
     """H.264, yuv420p, index in front: plays in a browser while it loads."""
     import av
 
-    stream = io.BytesIO()
-    with av.open(stream, "w", format="mp4", options={"movflags": "faststart"}) as container:
-        rate = Fraction(fps).limit_denominator(1001)
-        # One thread: with more, x264's output depends on how many there are.
-        options = {"crf": "18", "threads": "1"}
-        video: Any = container.add_stream("libx264", rate=rate, options=options)
-        video.height, video.width, video.pix_fmt = frames.shape[1], frames.shape[2], "yuv420p"
-        for frame in frames:
-            container.mux(video.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
-        container.mux(video.encode())
-    return stream.getvalue()
+    # In a file, because moving the index to the front reads back what was written.
+    with tempfile.TemporaryDirectory(prefix="cosmoray-") as folder:
+        path = Path(folder) / "clip.mp4"
+        with av.open(str(path), "w", options={"movflags": "faststart"}) as container:
+            rate = Fraction(fps).limit_denominator(1001)
+            # Same frames, same bytes: x264's output depends on the number of threads, and its macroblock tree
+            # on what happened to be in memory.
+            options = {"crf": "18", "threads": "1", "x264-params": "mbtree=0"}
+            video: Any = container.add_stream("libx264", rate=rate, options=options)
+            video.height, video.width, video.pix_fmt = frames.shape[1], frames.shape[2], "yuv420p"
+            for frame in frames:
+                container.mux(video.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
+            container.mux(video.encode())
+        return path.read_bytes()
 
 
 def missing_encoder(output: OutputFormat) -> str | None:
