@@ -74,7 +74,7 @@ class Pipeline:
         self._thread.start()
         self._waiting = 0
         self._closed = False
-        self._workers: Workers
+        self.workers: Workers
         self._executor: Executor
         self._slots: asyncio.Semaphore
 
@@ -187,18 +187,18 @@ class Pipeline:
     async def _start(self, on_ready: Callable[[str], None]) -> None:
         limits = self.placement.limits
         kinds = set().union(*(graph.kinds() for graph in MODES.values()))
-        self._workers = Workers(self.snapshot, self.placement, kinds)
-        self._executor = Executor(self._workers, max_attempts=limits.max_attempts)
+        self.workers = Workers(self.snapshot, self.placement, kinds)
+        self._executor = Executor(self.workers, max_attempts=limits.max_attempts)
         self._slots = asyncio.Semaphore(limits.max_in_flight)
-        await self._workers.start(on_ready)
+        await self.workers.start(on_ready)
 
     async def _stop(self) -> None:
         tasks = [task for task in asyncio.all_tasks() if task.get_name() == "request"]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if hasattr(self, "_workers"):
-            await self._workers.close()
+        if hasattr(self, "workers"):
+            await self.workers.close()
 
     async def _serve(self, request: GenerationRequest, job: Job, on_progress: OnProgress) -> GenerationResult:
         task = asyncio.current_task()
@@ -215,12 +215,12 @@ class Pipeline:
         return GenerationResult(job.request_id, mode, job.output, media, metadata, walk.timings)
 
     async def _stats(self) -> dict[str, Any]:
-        nodes = [replica for kind in self._workers._replicas for replica in self._workers.replicas(kind)]
+        nodes = self.workers.all()
         store, *stats = await asyncio.gather(
-            self._workers.store.stats.remote(), *(replica.actor.stats.remote() for replica in nodes)
+            self.workers.store.stats.remote(), *(replica.actor.stats.remote() for replica in nodes)
         )
-        integrity = await self._workers.store.check_integrity.remote()
-        return {"store": store | {"integrity": integrity}, "nodes": stats, "replaced": self._workers.replaced}
+        integrity = await self.workers.store.check_integrity.remote()
+        return {"store": store | {"integrity": integrity}, "nodes": stats, "replaced": self.workers.replaced}
 
     def _run(self, coroutine: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()

@@ -86,10 +86,9 @@ class Workers:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        replicas = [replica for group in self._replicas.values() for replica in group]
-        closing = [_quietly(replica.actor.close.remote(), CLOSE_SECONDS) for replica in replicas if replica.alive]
-        await asyncio.gather(*closing)
-        for replica in replicas:
+        live = self.all()
+        await asyncio.gather(*(_quietly(replica.actor.close.remote(), CLOSE_SECONDS) for replica in live))
+        for replica in live:
             ray.kill(replica.actor)
         if self.store is not None:
             ray.kill(self.store)
@@ -117,6 +116,10 @@ class Workers:
         """The live replicas of a kind."""
         return [replica for replica in self._replicas[kind] if replica.alive]
 
+    def all(self) -> list[Replica]:
+        """The live replicas of every kind."""
+        return [replica for kind in self._kinds for replica in self.replicas(kind)]
+
     async def report_dead(self, replica: Replica, reason: str) -> None:
         """Take a replica out and start another in its place, in the background."""
         if not replica.alive:
@@ -135,7 +138,7 @@ class Workers:
                 return
             logger.warning("the K/V store died; starting another, texts are prefilled again")
             await self._start_store()
-            live = [replica for group in self._replicas.values() for replica in group if replica.alive]
+            live = self.all()
             attached = (replica.actor.attach_store.remote(self.store) for replica in live)
             for replica, outcome in zip(live, await asyncio.gather(*attached, return_exceptions=True), strict=True):
                 if isinstance(outcome, DEAD):
@@ -211,7 +214,7 @@ class Workers:
 
         while True:
             await asyncio.sleep(HEARTBEAT_EVERY)
-            await asyncio.gather(*(probe(replica) for kind in self._kinds for replica in self.replicas(kind)))
+            await asyncio.gather(*(probe(replica) for replica in self.all()))
             await self.recover_store_if_dead()
 
     async def recover_store_if_dead(self) -> None:
