@@ -21,6 +21,10 @@ from .rotary import RotaryEmbedding, apply_rotary
 # Keys that every checkpoint holds and no tower needs: logits, and the norm after the last text layer.
 UNUSED_KEYS = ("lm_head.weight", "norm.weight")
 
+# Matrix products of fewer rows than this take other kernels on the CPU, which sum in another order. Shorter batches
+# are padded to it, so that a small picture by itself equals the same picture in company.
+MIN_ROWS = 16
+
 
 class UnderstandingAttention(nn.Module):
     """Causal self-attention of text tokens."""
@@ -187,12 +191,14 @@ class GenerationTower(nn.Module):
         x = torch.cat([self._embed(branch) for branch in branches])
         tables = [self.rotary(branch.layout.positions.to(x.device), x.dtype) for branch in branches]
         cos, sin = (torch.cat(parts) for parts in zip(*tables, strict=True))
+        rows = len(x)
+        x, cos, sin = (_pad_rows(table) for table in (x, cos, sin))
         for index, layer in enumerate(self.layers):
             q, k, v = layer.self_attn.project(layer.input_layernorm_moe_gen(x), cos, sin)
-            attended = self.backend.with_prefix(index, q, k, v, lengths, prefixes)
-            x = x + layer.self_attn.to_add_out(attended.flatten(1))
+            attended = self.backend.with_prefix(index, q[:rows], k[:rows], v[:rows], lengths, prefixes)
+            x = x + layer.self_attn.to_add_out(_pad_rows(attended.flatten(1)))
             x = x + layer.mlp_moe_gen(layer.post_attention_layernorm_moe_gen(x))
-        tokens = self.proj_out(self.norm_moe_gen(x)).split(lengths)
+        tokens = self.proj_out(self.norm_moe_gen(x))[:rows].split(lengths)
         return [self._velocity(part, branch.layout) for part, branch in zip(tokens, branches, strict=True)]
 
     def _embed(self, branch: Branch) -> torch.Tensor:
@@ -209,3 +215,9 @@ class GenerationTower(nn.Module):
         velocity = unpatchify(tokens, layout, self.config.latent_patch_size).float()
         velocity[:, :, list(layout.clean_frames)] = 0
         return velocity
+
+
+def _pad_rows(x: torch.Tensor) -> torch.Tensor:
+    """`[N, ...]` with zero rows up to `MIN_ROWS`; the tensor itself where there are enough."""
+    missing = MIN_ROWS - len(x)
+    return nn.functional.pad(x, (0, 0, 0, missing)) if missing > 0 else x

@@ -85,15 +85,6 @@ class GenerationRequest(BaseModel):
             raise ValueError("must not be empty")
         return prompt
 
-    @field_validator("prompt", "negative_prompt")
-    @classmethod
-    def _encodable(cls, text: str) -> str:
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError:
-            raise ValueError("holds a lone surrogate, which no tokenizer can encode") from None
-        return text
-
     @field_validator("image", mode="before")
     @classmethod
     def _load_image(cls, image: Any) -> np.ndarray | None:

@@ -1,0 +1,217 @@
+"""The whole house on Ray: every mode equals the fused run, and requests do not get in each other's way."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+import torch
+from conftest import PROMPTS, SIZE
+from cosmos3_model.config import SnapshotConfig
+from cosmos3_model.fused import FusedPipeline
+from cosmos3_model.loader import shapes_of
+from cosmos3_model.attention import get_backend
+from cosmos3_model.towers import GenerationTower, UnderstandingTower
+from graph.executor import Progress
+from graph.pipeline import Overloaded, Pipeline
+from graph.placement import Limits
+from graph.request import RequestError
+from kvstore.handle import StoreFull
+from nodes.job import DeadlineExceeded
+
+STILL = {**PROMPTS, **SIZE, "num_frames": 1, "num_inference_steps": 4, "seed": 1}
+CLIP = {**PROMPTS, **SIZE, "num_frames": 17, "num_inference_steps": 4, "seed": 2}
+SLOW = {**PROMPTS, "num_frames": 17, "height": 320, "width": 480, "seed": 3, "output": "latent"}
+MODES = {"text-to-image": STILL, "text-to-video": CLIP, "image-to-video": CLIP}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("guidance", [6.0, 1.0])
+def test_each_mode_equals_the_fused_run_bit_for_bit(
+    clean: Pipeline, fused_run: Any, picture: np.ndarray, mode: str, guidance: float
+) -> None:
+    fields = MODES[mode] | {"guidance_scale": guidance}
+    if mode == "image-to-video":
+        fields["image"] = picture
+    expected = fused_run(**fields)
+    result = clean.generate(**fields, output="latent")
+    assert torch.equal(result.media, expected.latents)
+    assert np.array_equal(clean.generate(**fields).media, expected.frames)
+    assert result.mode == mode
+    assert result.metadata["pool"] == "shared"
+    assert [timing.node for timing in result.timings][-1] == "decode"
+
+
+def test_bfloat16_equals_the_fused_run_bit_for_bit(
+    pipeline: Pipeline, snapshot: Path, picture: np.ndarray
+) -> None:
+    """Image and 17-frame video through the store and the actors, guidance branches in sequence."""
+    from graph.placement import Placement
+    from nodes.catalog import NODES
+
+    placement = Placement.model_validate({"nodes": {kind: {"dtype": "bfloat16"} for kind in NODES}})
+    fused = FusedPipeline(snapshot, dtype=torch.bfloat16)
+    with Pipeline.launch(snapshot, placement) as launched:
+        for fields in (STILL, CLIP, CLIP | {"image": picture}):
+            assert torch.equal(launched.generate(**fields, output="latent").media, fused(**fields).latents)
+            assert np.array_equal(launched.generate(**fields).media, fused(**fields).frames)
+        assert launched.stats()["store"]["pages_in_use"] == 0
+
+
+def test_each_process_holds_its_half_of_the_weights(clean: Pipeline, snapshot: Path) -> None:
+    config = SnapshotConfig.from_folder(snapshot).transformer
+    sizes = {
+        kind: sum(int(np.prod(shape)) for shape in shapes_of(lambda tower=tower: tower(config, get_backend("sdpa"))).values())
+        for kind, tower in {"prefill": UnderstandingTower, "denoise": GenerationTower}.items()
+    }
+    assert sizes["prefill"] != sizes["denoise"]
+    for kind, size in sizes.items():
+        for replica in clean.workers.replicas(kind):
+            assert ray.get(replica.actor.count_parameters.remote(), timeout=60) == size, kind
+
+
+def test_two_prompts_that_share_a_negative_prompt_prefill_it_once(clean: Pipeline) -> None:
+    negative = f"blurry {time.time()}"  # a text that no test before has prefilled
+    before = clean.stats()["store"]
+    clean.generate(**STILL | {"negative_prompt": negative, "prompt": f"A {negative} tree."})
+    between = clean.stats()["store"]
+    clean.generate(**STILL | {"negative_prompt": negative, "prompt": f"A {negative} house."})
+    after = clean.stats()["store"]
+    assert between["misses"] - before["misses"] == 2
+    assert after["misses"] - between["misses"] == 1
+    assert after["hits"] - between["hits"] == 1
+
+
+def test_the_result_does_not_depend_on_which_replica_ran(clean: Pipeline, fused_run: Any) -> None:
+    """Two denoise actors read one entry at the same time."""
+    fields = CLIP | {"num_inference_steps": 8}
+    pending = [clean.submit(**fields, output="latent") for _ in range(4)]
+    results = [item.result(60) for item in pending]
+    pids = {timing.pid for result in results for timing in result.timings if timing.node == "denoise"}
+    assert len(pids) == 2
+    for result in results:
+        assert torch.equal(result.media, fused_run(**fields).latents)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 1, 0, 2), (2, 3, 1, 0)])
+def test_mixed_requests_in_flight_equal_each_alone(clean: Pipeline, fused_run: Any, picture: np.ndarray, order: Any) -> None:
+    mixed = [
+        STILL | {"prompt": "One."},
+        CLIP | {"prompt": "Two, at length. " * 9, "guidance_scale": 2.0, "num_inference_steps": 7},
+        STILL | {"prompt": "Three.", "height": 48, "width": 80, "guidance_scale": 1.0, "num_inference_steps": 9},
+        CLIP | {"prompt": "Four.", "num_frames": 5, "flow_shift": 10.0, "image": picture},
+    ]
+    pending = {place: clean.submit(**mixed[place], output="latent") for place in order}
+    for place, item in pending.items():
+        assert torch.equal(item.result(60).media, fused_run(**mixed[place]).latents)
+
+
+def test_prefill_and_vision_encoding_overlap(clean: Pipeline, picture: np.ndarray) -> None:
+    """Long enough for both that running one after the other could not look like this."""
+    large = np.asarray(np.kron(picture, np.ones((12, 12, 1))), dtype=np.uint8)
+    fields = {"prompt": "word " * 3000, "num_frames": 5, "height": 256, "width": 256, "num_inference_steps": 1}
+    result = clean.generate(**fields, image=large, output="latent", guidance_scale=1.0)
+    spans = {timing.node: timing for timing in result.timings}
+    prefill, encode = spans["prefill"], spans["encode_image"]
+    overlap = min(prefill.end, encode.end) - max(prefill.start, encode.start)
+    print(f"prefill {prefill.seconds:.3f} s, encode_image {encode.seconds:.3f} s, together {overlap:.3f} s")
+    assert overlap > 0
+    assert prefill.pid != encode.pid
+
+
+def test_cancel_stops_within_two_steps_and_returns_the_pages(clean: Pipeline) -> None:
+    def steps_run() -> int:
+        return sum(node["steps"] for node in clean.stats()["nodes"] if node["kind"] == "denoise")
+
+    before = steps_run()
+    pending: list[Any] = []
+    reached = concurrent.futures.Future[int]()
+
+    def on_progress(progress: Progress) -> None:
+        if progress.step == 2:
+            pending[0].cancel()
+            reached.set_result(progress.num_steps)
+
+    pending.append(clean.submit(**SLOW, num_inference_steps=50, on_progress=on_progress))
+    assert reached.result(60) == 50
+    with pytest.raises(concurrent.futures.CancelledError):
+        pending[0].result(10)
+    time.sleep(1.0)
+    assert 2 <= steps_run() - before <= 4
+    assert sum(node["active"] for node in clean.stats()["nodes"] if node["kind"] == "denoise") == 0
+
+
+def test_a_request_out_of_time_fails_and_stops(clean: Pipeline) -> None:
+    with pytest.raises(DeadlineExceeded, match="ran out of time"):
+        clean.generate(**SLOW, num_inference_steps=1000, timeout=1.0)
+    deadline = time.monotonic() + 10
+    while sum(node["active"] for node in clean.stats()["nodes"] if node["kind"] == "denoise"):
+        assert time.monotonic() < deadline, "the denoise node works on"
+        time.sleep(0.1)
+
+
+def test_progress_is_told_in_order(clean: Pipeline) -> None:
+    seen: list[Progress] = []
+    clean.generate(**STILL, on_progress=seen.append)
+    assert [event.node for event in seen if not event.num_steps] == ["encode_text", "prefill", "denoise", "decode"]
+    assert [(event.step, event.num_steps) for event in seen if event.num_steps] == [(step, 4) for step in range(1, 5)]
+
+
+def test_a_result_can_be_awaited(clean: Pipeline, fused_run: Any) -> None:
+    async def both() -> list[Any]:
+        return await asyncio.gather(*(clean.submit(**STILL, output="latent") for _ in range(2)))
+
+    for result in asyncio.run(both()):
+        assert torch.equal(result.media, fused_run(**STILL).latents)
+
+
+def test_a_bad_request_does_nothing_and_the_next_is_normal(clean: Pipeline) -> None:
+    before = clean.stats()["store"]
+    with pytest.raises(RequestError, match="num_frames"):
+        clean.generate(**STILL | {"num_frames": 16})
+    assert clean.stats()["store"] == before
+    assert len(clean.generate(**STILL, output="png").media) > 100
+
+
+def test_a_prompt_larger_than_the_pool_fails_alone(clean: Pipeline) -> None:
+    with pytest.raises(StoreFull, match="pages of 16 tokens are needed"):
+        clean.generate(**STILL | {"prompt": "x" * 20_000, "guidance_scale": 1.0})
+    clean.generate(**STILL)
+
+
+def test_admission_is_exact(clean: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clean, "placement", clean.placement.model_copy(update={"limits": Limits(max_in_flight=1, max_queued=1)}))
+    first, second = (clean.submit(**SLOW, num_inference_steps=30) for _ in range(2))
+    with pytest.raises(Overloaded, match="2 requests"):
+        clean.submit(**STILL)
+    first.cancel()
+    second.cancel()
+
+
+def test_nothing_grows_with_the_number_of_requests(clean: Pipeline) -> None:
+    import psutil
+
+    def memory() -> dict[int, int]:
+        return {node["pid"]: psutil.Process(node["pid"]).memory_info().rss for node in clean.stats()["nodes"]}
+
+    small = {"height": 32, "width": 32, "num_frames": 1, "num_inference_steps": 2}
+
+    def serve(count: int) -> None:
+        pending = [clean.submit(prompt=f"Number {i % 40}.", seed=i, output="png", **small) for i in range(count)]
+        for item in pending:
+            item.result(120)
+
+    serve(100)
+    before, store = memory(), clean.stats()["store"]
+    serve(200)
+    after = memory()
+    grown = {pid: (after[pid] - before[pid]) / 2**20 for pid in before}
+    print("MiB grown over 200 requests:", {pid: round(value, 1) for pid, value in grown.items()})
+    assert max(grown.values()) < 24
+    assert clean.stats()["store"]["entries"] == store["entries"]

@@ -1,0 +1,143 @@
+"""Whatever dies under a request, it completes with the same bytes and leaves nothing behind."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+import torch
+from conftest import PROMPTS, SIZE
+from graph.executor import Progress
+from graph.pipeline import Pipeline
+
+CLIP = {**PROMPTS, **SIZE, "num_frames": 17, "num_inference_steps": 4, "seed": 21}
+SLOW = {**PROMPTS, "num_frames": 17, "height": 320, "width": 480, "seed": 22, "num_inference_steps": 8}
+
+
+@pytest.fixture
+def healed(clean: Pipeline) -> Any:
+    """The pipeline, with every replica alive before the test begins."""
+    deadline = time.monotonic() + 60
+    while {kind: len(clean.workers.replicas(kind)) for kind in ("encoder", "prefill", "denoise", "vae_decode")} != {
+        "encoder": 1,
+        "prefill": 1,
+        "denoise": 2,
+        "vae_decode": 1,
+    }:
+        assert time.monotonic() < deadline, "a dead replica was not replaced"
+        time.sleep(0.1)
+    return clean
+
+
+def submit_and(pipeline: Pipeline, when: Callable[[Progress], bool], act: Callable[[], None], **fields: Any) -> Any:
+    """Submit a request; `act` once, the first time that progress is as `when` says."""
+    acted = concurrent.futures.Future[None]()
+
+    def on_progress(progress: Progress) -> None:
+        if when(progress) and not acted.done():
+            acted.set_result(None)
+            act()
+
+    pending = pipeline.submit(**fields, output="latent", on_progress=on_progress)
+    acted.result(60)
+    return pending
+
+
+@pytest.mark.parametrize(("at", "resumes_at"), [(1, 0), (3, 2)])
+def test_the_denoise_actor_is_killed_on_the_way(healed: Pipeline, fused_run: Any, at: int, resumes_at: int) -> None:
+    def kill() -> None:
+        busy = max(healed.workers.replicas("denoise"), key=lambda replica: replica.in_flight)
+        ray.kill(busy.actor)
+
+    pending = submit_and(healed, lambda progress: progress.step == at, kill, **SLOW)
+    result = pending.result(120)
+    assert torch.equal(result.media, fused_run(**SLOW).latents)
+    denoise = next(timing for timing in result.timings if timing.node == "denoise")
+    assert denoise.attempts == 2
+    assert result.metadata["start_step"] >= resumes_at
+    assert (result.metadata["start_step"] > 0) == (resumes_at > 0)
+
+
+@pytest.mark.parametrize("kind", ["encoder", "prefill", "vae_decode"])
+def test_a_node_dies_with_the_request_in_it(healed: Pipeline, fused_run: Any, picture: np.ndarray, kind: str) -> None:
+    """It is stopped first, so that it cannot have answered when it is killed."""
+    fields = CLIP | {"image": picture, "prompt": f"A cube, and the {kind} dies."}
+    node = {"encoder": "encode_text", "prefill": "prefill", "vae_decode": "decode"}[kind]
+    pid = next(stats["pid"] for stats in healed.stats()["nodes"] if stats["kind"] == kind)
+    os.kill(pid, signal.SIGSTOP)
+    pending = submit_and(healed, lambda progress: progress.node == node, lambda: None, **fields)
+    time.sleep(0.3)
+    assert not pending.done()
+    os.kill(pid, signal.SIGKILL)
+    result = pending.result(120)
+    assert torch.equal(result.media, fused_run(**fields).latents)
+    assert max(timing.attempts for timing in result.timings if timing.node == node) == 2
+
+
+@pytest.mark.parametrize("kind", ["encoder", "prefill", "vae_decode", "denoise"])
+def test_a_node_is_killed_while_it_has_nothing_to_do(healed: Pipeline, fused_run: Any, kind: str) -> None:
+    for replica in healed.workers.replicas(kind):
+        ray.kill(replica.actor)
+    result = healed.submit(**CLIP, output="latent").result(120)
+    assert torch.equal(result.media, fused_run(**CLIP).latents)
+
+
+def store_pid(pipeline: Pipeline) -> int:
+    return pipeline.stats()["store"]["pid"]
+
+
+@pytest.mark.parametrize("node", ["prefill", "denoise"])
+def test_the_store_is_killed_under_a_request(healed: Pipeline, fused_run: Any, node: str) -> None:
+    """Before prefill it is needed; during denoising the pages stay mapped and the request does not notice."""
+    old = healed.stats()["store"]["store_id"]
+    first = SLOW if node == "denoise" else CLIP
+    actor = healed.workers.store
+    when = (lambda p: p.step == 3) if node == "denoise" else (lambda p: p.node == "encode_text")
+    pending = submit_and(healed, when, lambda: ray.kill(actor), **first)
+    assert torch.equal(pending.result(120).media, fused_run(**first).latents)
+    again = healed.submit(**CLIP, output="latent").result(120)
+    assert torch.equal(again.media, fused_run(**CLIP).latents)
+    stats = healed.stats()["store"]
+    assert stats["store_id"] != old
+    assert stats["misses"] >= 1, "the text was not prefilled again"
+
+
+def test_the_store_dies_between_prefill_and_denoise(healed: Pipeline, fused_run: Any) -> None:
+    """The handles of the dead store are refused by name, and the text is prefilled into the new one."""
+    for replica in healed.workers.replicas("denoise"):
+        os.kill(ray.get(replica.actor.stats.remote(), timeout=30)["pid"], signal.SIGSTOP)
+    pids = [pid for pid in _stopped_children() if pid]
+    actor, generation = healed.workers.store, healed.workers.store_generation
+    pending = submit_and(healed, lambda p: p.node == "denoise", lambda: ray.kill(actor), **CLIP)
+    deadline = time.monotonic() + 60
+    while healed.workers.store_generation == generation and time.monotonic() < deadline:
+        time.sleep(0.1)
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
+    assert torch.equal(pending.result(120).media, fused_run(**CLIP).latents)
+
+
+def _stopped_children() -> list[int]:
+    import psutil
+
+    return [process.pid for process in psutil.process_iter(["status"]) if process.info["status"] == psutil.STATUS_STOPPED]
+
+
+def test_a_node_that_hangs_is_noticed_by_the_heartbeat(healed: Pipeline, fused_run: Any) -> None:
+    """Stopped, not dead: nothing but our own heartbeat would tell."""
+    pid = next(stats["pid"] for stats in healed.stats()["nodes"] if stats["kind"] == "vae_decode")
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        started = time.monotonic()
+        result = healed.submit(**CLIP, output="latent").result(120)
+        print(f"a hanging node cost {time.monotonic() - started:.1f} s")
+        assert torch.equal(result.media, fused_run(**CLIP).latents)
+    finally:
+        os.kill(pid, signal.SIGKILL)
