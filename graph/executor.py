@@ -152,7 +152,13 @@ class Executor:
         names, inputs = self._inputs(walk, node)
         method = replica.actor.call.options(num_returns=2)
         value, report = method.remote(node.method, walk.job, names, *inputs)
-        return value, await report
+        try:
+            return value, await report
+        except Exception:
+            # Both references carry the error; one that nobody looks at would be reported as unhandled.
+            with contextlib.suppress(Exception):
+                await value
+            raise
 
     async def _stream(self, walk: _Walk, node: NodeSpec, replica: Replica) -> tuple[Any, dict[str, Any]]:
         names, inputs = self._inputs(walk, node)
@@ -171,18 +177,21 @@ class Executor:
                         return await anext(items), report
             raise PipelineError(f"{node.name}: the stream ended without a result")
         except (asyncio.CancelledError, TimeoutError):
-            await asyncio.shield(self._cancel(replica, request_id))
+            await asyncio.shield(self._cancel(replica, request_id, items))
             raise
 
     def _inputs(self, walk: _Walk, node: NodeSpec) -> tuple[list[str], list[Any]]:
         inputs = walk.graph.inputs(node)
         return list(inputs), [walk.values[source] for source in inputs.values()]
 
-    async def _cancel(self, replica: Replica, request_id: str) -> None:
+    async def _cancel(self, replica: Replica, request_id: str, items: Any) -> None:
         """Returns when the request has left its denoise node, so that its pages can be given away."""
         with contextlib.suppress(TimeoutError, RayTaskError, *DEAD):
             async with asyncio.timeout(CANCEL_SECONDS):
                 await replica.actor.cancel.remote(request_id)
+                # What the stream still holds ends with the cancellation, as an error that somebody has to look at.
+                async for ref in items:
+                    await ref
 
     async def _release(self, request_id: str) -> None:
         with contextlib.suppress(TimeoutError, RayTaskError, *DEAD):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-import os
 import threading
 import time
 from collections.abc import Callable, Generator
@@ -20,6 +19,7 @@ from cosmos3_model.transformer import check_transformer
 from nodes.codec import unpack
 from nodes.job import Job
 
+from .cluster import start_ray
 from .executor import Executor, OnProgress
 from .modes import MODES, mode_of
 from .placement import Placement
@@ -91,7 +91,7 @@ class Pipeline:
         Args:
             snapshot: Folder of the checkpoint.
             placement: A `Placement`, a YAML file of one, or None for this machine's default.
-            on_ready: Hears `ray`, `kvstore` and each node's kind as it becomes ready.
+            on_ready: Hears `snapshot` when it was found usable, then `ray` and each node's kind as it becomes ready.
 
         Raises:
             SnapshotError: the snapshot is not usable. Its headers are read before anything is started.
@@ -104,6 +104,7 @@ class Pipeline:
         read_header(config.root / "vae")
         if isinstance(placement, str | Path):
             placement = Placement.from_yaml(placement)
+        on_ready("snapshot")
         owns_ray = start_ray()
         on_ready("ray")
         if placement is None:
@@ -227,24 +228,6 @@ class Pipeline:
 
     def _count_down(self, _: object) -> None:
         self._waiting -= 1
-
-
-def start_ray() -> bool:
-    """Start Ray on this machine if this process is not connected to one; True if it was started here.
-
-    It is bound to the loopback address, without dashboard, usage report or access tokens: a token would be left
-    in the home folder, and nobody else can connect. Set RAY_ADDRESS to use a running cluster instead.
-    """
-    if ray.is_initialized():
-        return False
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
-    if os.environ.get("RAY_ADDRESS"):
-        ray.init(**quiet)
-        return True
-    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    ray.init(address="local", include_dashboard=False, _node_ip_address="127.0.0.1", **quiet)
-    return True
 
 
 def _metadata(job: Job, reports: dict[str, dict[str, Any]]) -> dict[str, Any]:

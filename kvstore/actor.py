@@ -36,9 +36,10 @@ class KVStoreActor:
             try:
                 return self._store.reserve(key, num_tokens, owner)
             except (StoreFull, EntryPending) as error:
+                if self._store.layout.pages_for(num_tokens) > self._store.pool.num_pages:
+                    raise
                 left = deadline - loop.time()
-                hopeless = self._store.layout.pages_for(num_tokens) > self._store.pool.num_pages
-                if left <= 0 or hopeless:
+                if left <= 0:
                     raise StoreFull(f"no room after {timeout:g} s: {error}") from None
                 async with self._changed:
                     try:

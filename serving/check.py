@@ -93,7 +93,7 @@ def _memory() -> Finding:
 def _ray() -> Finding:
     def start() -> str:
         import ray
-        from graph.pipeline import start_ray
+        from graph.cluster import start_ray
 
         started = start_ray()
         cpus = int(ray.cluster_resources().get("CPU", 0))

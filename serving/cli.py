@@ -9,26 +9,35 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-import click
 import typer
 from rich.console import Console
 
 app = typer.Typer(
     name="cosmoray",
-    help="Serve NVIDIA Cosmos3 as a pipeline of model nodes on Ray.",
-    no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+# The base of typer's errors in use; newer releases of typer bring their own copy of click.
+UsageError: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 # What a request calls its fields, where the option is called otherwise.
-OPTION_OF = {
+OPTION_OF: dict[str, str] = {
     "num_frames": "--frames",
     "num_inference_steps": "--steps",
     "guidance_scale": "--guidance",
     "output": "--out",
 }
+
+
+@app.callback(invoke_without_command=True)
+def root(context: typer.Context) -> None:
+    """Serve NVIDIA Cosmos3 as a pipeline of model nodes on Ray.
+
+    Example: cosmoray snapshot out/tiny
+    """
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
 
 
 @app.command()
@@ -118,7 +127,7 @@ def graph(
     from graph.modes import MODES
 
     if mode is not None and mode not in MODES:
-        raise click.BadParameter(f"{mode!r} is not one of {', '.join(MODES)}", param_hint="MODE")
+        raise typer.BadParameter(f"{mode!r} is not one of {', '.join(MODES)}", param_hint="MODE")
     for name in MODES if mode is None else [mode]:
         typer.echo(f"{MODES[name].to_text()}\n\n{MODES[name].to_mermaid()}\n")
 
@@ -162,9 +171,9 @@ def main() -> None:
     """Entry point: every error that a user can cause is one line on stderr."""
     try:
         sys.exit(app(standalone_mode=False))
-    except click.ClickException as error:
-        _fail(f"{error.format_message()} (see cosmoray --help)", 2)
-    except (click.Abort, KeyboardInterrupt):
+    except UsageError as error:
+        _fail(f"{' '.join(error.format_message().split())} (see cosmoray --help)", 2)
+    except (typer.Abort, KeyboardInterrupt):
         _fail("interrupted", 130)
     except Exception as error:  # noqa: BLE001 - sorted by _explain, which raises what nobody expected
         _fail(_explain(error), 1)

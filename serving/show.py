@@ -12,23 +12,35 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
+NEXT = {"snapshot": "starting Ray on this machine", "ray": "starting nodes"}
+
 
 def run_with_progress(
     model: Path, placement: Path | None, request: GenerationRequest, console: Console
 ) -> GenerationResult:
-    """Launch a pipeline, run one request and close it, telling `console` what is going on."""
+    """Launch a pipeline, run one request and close it, telling `console` what is going on.
+
+    Nothing is shown before the snapshot was found to be usable, so that its error stands alone.
+    """
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Bar(*columns, console=console) as bar:
-        start = bar.add_task("starting Ray on this machine", total=6)
+    bar = Bar(*columns, console=console)
+    start = bar.add_task("", total=None)
+    ready: list[str] = []
 
-        def on_ready(name: str) -> None:
-            bar.update(start, advance=1, description=f"starting nodes ({name} ready)")
+    def on_ready(name: str) -> None:
+        ready.append(name)
+        bar.start()
+        bar.update(start, completed=len(ready), description=NEXT.get(name, f"starting nodes ({name} is ready)"))
 
+    try:
         with Pipeline.launch(model, placement, on_ready=on_ready) as pipeline:
-            bar.update(start, completed=6, description="all nodes ready")
+            bar.update(start, total=len(ready), description="all nodes are ready")
             steps = bar.add_task("waiting", total=request.num_inference_steps)
 
             def on_progress(progress: Progress) -> None:
                 bar.update(steps, completed=progress.step or None, description=progress.node)
 
             return pipeline.generate(request, on_progress=on_progress)
+    finally:
+        if ready:
+            bar.stop()

@@ -61,7 +61,9 @@ def pipeline(snapshot: Path) -> Iterator[Any]:
     from graph.placement import Placement
 
     ray.init(address="local", num_cpus=4, include_dashboard=False, namespace=f"tests-{os.getpid()}", log_to_driver=False)
-    placement = Placement.model_validate({"nodes": {"denoise": {"replicas": 2, "save_every": 2}}})
+    placement = Placement.model_validate(
+        {"nodes": {"denoise": {"replicas": 2, "save_every": 2}}, "limits": {"heartbeat_seconds": 4}}
+    )
     with Pipeline.launch(snapshot, placement) as launched:
         yield launched
     ray.shutdown()
