@@ -42,7 +42,7 @@ def read_header(folder: Path) -> Header:
         if not file.is_file():
             raise SnapshotError(f"{file}: shard is missing, though the index names it")
         with _open(file) as stream:
-            for key in stream.keys():
+            for key in stream.keys():  # noqa: SIM118 - not a dict, and not iterable
                 header[key] = (file, tuple(stream.get_slice(key).get_shape()))
     for key, name in placed.items():
         if key not in header:

@@ -7,6 +7,7 @@ different processes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -24,6 +25,9 @@ UNUSED_KEYS = ("lm_head.weight", "norm.weight")
 # Matrix products of fewer rows than this take other kernels on the CPU, which sum in another order. Shorter batches
 # are padded to it, so that a small picture by itself equals the same picture in company.
 MIN_ROWS = 16
+
+# Queries, keys and values `[N, heads, head_dim]` to attention's output, of the queries' shape.
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class UnderstandingAttention(nn.Module):
@@ -64,12 +68,25 @@ class UnderstandingAttention(nn.Module):
 
 
 class UnderstandingLayer(nn.Module):
+    """One decoder layer of text."""
+
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.self_attn = UnderstandingAttention(config)
         self.mlp = MLP(config)
         self.input_layernorm = RMSNorm(config.hidden_size, config)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config)
+
+    def forward(
+        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, attend: Attend | None
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+        """`[N, hidden]` to the next hidden states, and K/V for generation; without `attend` only the K/V counts."""
+        normed = self.input_layernorm(x)
+        k, k_for_generation, v = self.self_attn.keys_values(normed, cos, sin)
+        if attend is not None:
+            x = x + self.self_attn.to_out(attend(self.self_attn.queries(normed, cos, sin), k, v).flatten(1))
+            x = x + self.mlp(self.post_attention_layernorm(x))
+        return x, (k_for_generation, v)
 
 
 class UnderstandingTower(nn.Module):
@@ -93,16 +110,9 @@ class UnderstandingTower(nn.Module):
         positions = text_positions(len(input_ids), self.config).to(x.device)
         cos, sin = self.rotary(positions, x.dtype)
         kept: list[tuple[torch.Tensor, torch.Tensor]] = []
-        last = len(self.layers) - 1
-        for index, layer in enumerate(self.layers):
-            normed = layer.input_layernorm(x)
-            k, k_for_generation, v = layer.self_attn.keys_values(normed, cos, sin)
-            kept.append((k_for_generation, v))
-            if index == last:
-                break
-            attended = self.backend.causal(layer.self_attn.queries(normed, cos, sin), k, v)
-            x = x + layer.self_attn.to_out(attended.flatten(1))
-            x = x + layer.mlp(layer.post_attention_layernorm(x))
+        for index, layer in enumerate(self.layers, start=1):
+            x, kv = layer(x, cos, sin, self.backend.causal if index < len(self.layers) else None)
+            kept.append(kv)
         return DensePrefix(kept)
 
 
@@ -131,12 +141,20 @@ class GenerationAttention(nn.Module):
 
 
 class GenerationLayer(nn.Module):
+    """One decoder layer of generation tokens."""
+
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.self_attn = GenerationAttention(config)
         self.mlp_moe_gen = MLP(config)
         self.input_layernorm_moe_gen = RMSNorm(config.hidden_size, config)
         self.post_attention_layernorm_moe_gen = RMSNorm(config.hidden_size, config)
+
+    def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, attend: Attend) -> torch.Tensor:
+        """`[N, hidden]` to `[N, hidden]`."""
+        q, k, v = self.self_attn.project(self.input_layernorm_moe_gen(x), cos, sin)
+        x = x + self.self_attn.to_add_out(attend(q, k, v).flatten(1))
+        return x + self.mlp_moe_gen(self.post_attention_layernorm_moe_gen(x))
 
 
 @dataclass(frozen=True)
@@ -194,10 +212,11 @@ class GenerationTower(nn.Module):
         rows = len(x)
         x, cos, sin = (_pad_rows(table) for table in (x, cos, sin))
         for index, layer in enumerate(self.layers):
-            q, k, v = layer.self_attn.project(layer.input_layernorm_moe_gen(x), cos, sin)
-            attended = self.backend.with_prefix(index, q[:rows], k[:rows], v[:rows], lengths, prefixes)
-            x = x + layer.self_attn.to_add_out(_pad_rows(attended.flatten(1)))
-            x = x + layer.mlp_moe_gen(layer.post_attention_layernorm_moe_gen(x))
+
+            def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer_index: int = index) -> torch.Tensor:
+                return _pad_rows(self.backend.with_prefix(layer_index, q[:rows], k[:rows], v[:rows], lengths, prefixes))
+
+            x = layer(x, cos, sin, attend)
         tokens = self.proj_out(self.norm_moe_gen(x))[:rows].split(lengths)
         return [self._velocity(part, branch.layout) for part, branch in zip(tokens, branches, strict=True)]
 
@@ -220,4 +239,4 @@ class GenerationTower(nn.Module):
 def _pad_rows(x: torch.Tensor) -> torch.Tensor:
     """`[N, ...]` with zero rows up to `MIN_ROWS`; the tensor itself where there are enough."""
     missing = MIN_ROWS - len(x)
-    return nn.functional.pad(x, (0, 0, 0, missing)) if missing > 0 else x
+    return nn.functional.pad(x, (0, 0) * (x.ndim - 1) + (0, missing)) if missing > 0 else x

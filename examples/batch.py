@@ -1,6 +1,6 @@
 """Eight requests of mixed sizes, submitted at once and saved as they finish.
 
-    python examples/batch.py --model out/tiny --out out/batch
+python examples/batch.py --model out/tiny --out out/batch
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+
 from cosmos3_model.fused import FusedPipeline
 from cosmos3_model.snapshot import write_snapshot
 from graph.modes import MODES

@@ -33,7 +33,8 @@ def start_ray() -> bool:
 
 def _reread_environment() -> None:
     """Ray reads its settings once, when it is imported, which was before we set them."""
-    from ray._raylet import AuthenticationTokenLoader, Config
+    from ray import _raylet
 
-    Config.initialize("")
-    AuthenticationTokenLoader.instance().reset_cache()
+    raylet: Any = _raylet
+    raylet.Config.initialize("")
+    raylet.AuthenticationTokenLoader.instance().reset_cache()

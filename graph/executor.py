@@ -9,19 +9,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from ray.exceptions import ObjectLostError, RayTaskError
+
 from kvstore.handle import StaleHandle, StoreLost
 from nodes.job import DeadlineExceeded, Job
-from ray.exceptions import ObjectLostError, RayTaskError
 
 from .result import NodeTiming
 from .spec import REQUEST, Graph, NodeSpec
 from .workers import DEAD, PipelineError, Replica, Workers
 
+logger = logging.getLogger("cosmoray")
 CANCEL_SECONDS = 30.0
 RELEASE_SECONDS = 5.0
 
@@ -51,6 +54,14 @@ class _Walk:
     timings: list[NodeTiming] = field(default_factory=list)
     reports: dict[str, dict[str, Any]] = field(default_factory=dict)
     saved: dict[str, Any] = field(default_factory=dict)
+    release: asyncio.Task[None] | None = None
+
+    def tell(self, progress: Progress) -> None:
+        """Report progress. A listener that fails is its own concern, not the request's."""
+        try:
+            self.on_progress(progress)
+        except Exception:
+            logger.exception("on_progress failed for request %s", progress.request_id)
 
 
 class Executor:
@@ -75,7 +86,6 @@ class Executor:
         """
         values = {f"{REQUEST}.{name}": value for name, value in sources.items()}
         walk = _Walk(job, graph, on_progress, values, time.time())
-        self._workers.leases.add(job.request_id)
         try:
             limit = None if job.deadline is None else job.deadline - time.time()
             async with asyncio.timeout(limit):
@@ -84,11 +94,11 @@ class Executor:
         except TimeoutError:
             raise DeadlineExceeded(f"request {job.request_id} ran out of time") from None
         finally:
-            self._workers.leases.discard(job.request_id)
-            await asyncio.shield(self._release(job.request_id))
+            await asyncio.shield(walk.release or self._release(job.request_id))
 
     async def _walk(self, walk: _Walk) -> None:
         """Start each node as soon as its inputs are there, until the sink is done."""
+        self._workers.leases.add(walk.job.request_id)
         running: dict[asyncio.Task[Any], NodeSpec] = {}
         losses = 0
         try:
@@ -101,12 +111,15 @@ class Executor:
                     generation = self._workers.store_generation
                     try:
                         walk.values[node.name] = task.result()
+                        if "kv_handles" in node.takes.values():
+                            # Nobody reads the text after this; its pages go back while the clip is decoded.
+                            walk.release = asyncio.create_task(self._release(walk.job.request_id))
                     except (StoreLost, StaleHandle, ObjectLostError) as error:
                         losses += 1
                         if losses >= self._max_attempts:
                             raise PipelineError(f"{node.name}: lost what it reads {losses} times ({error})") from None
                         await self._workers.recover_store(generation)
-                        self._forget(walk, error)
+                        await self._forget(walk, error)
         finally:
             for task in running:
                 task.cancel()
@@ -121,8 +134,12 @@ class Executor:
             and all(source in walk.values for source in walk.graph.inputs(node).values())
         ]
 
-    def _forget(self, walk: _Walk, error: Exception) -> None:
+    async def _forget(self, walk: _Walk, error: Exception) -> None:
         """Drop the values that are no good any more; the walk makes them again."""
+        if walk.release is not None:
+            await walk.release
+            walk.release = None
+            self._workers.leases.add(walk.job.request_id)
         for node in walk.graph.nodes:
             if node.gives == "kv_handles" or isinstance(error, ObjectLostError):
                 walk.values.pop(node.name, None)
@@ -133,7 +150,7 @@ class Executor:
         """One node's result as an object reference, from whichever replica lives to give it."""
         for attempt in range(1, self._max_attempts + 1):
             async with self._workers.acquire(node.kind) as replica:
-                walk.on_progress(Progress(walk.job.request_id, node.name))
+                walk.tell(Progress(walk.job.request_id, node.name))
                 try:
                     call = self._stream if node.streaming else self._call
                     value, report = await call(walk, node, replica)
@@ -150,10 +167,13 @@ class Executor:
 
     async def _call(self, walk: _Walk, node: NodeSpec, replica: Replica) -> tuple[Any, dict[str, Any]]:
         names, inputs = self._inputs(walk, node)
-        method = replica.actor.call.options(num_returns=2)
-        value, report = method.remote(node.method, walk.job, names, *inputs)
+        value, report = replica.actor.call.remote(node.method, walk.job, names, *inputs)
         try:
             return value, await report
+        except asyncio.CancelledError:
+            # A call cannot be interrupted. Until it has ended it may write to pages that the request still leases.
+            await asyncio.shield(self._wait_out(report))
+            raise
         except Exception:
             # Both references carry the error; one that nobody looks at would be reported as unhandled.
             with contextlib.suppress(Exception):
@@ -170,7 +190,7 @@ class Executor:
             async for ref in items:
                 match await ref:
                     case ("step", step, num_steps):
-                        walk.on_progress(Progress(request_id, node.name, step, num_steps))
+                        walk.tell(Progress(request_id, node.name, step, num_steps))
                     case ("saved", _):
                         walk.saved[node.name] = await anext(items)
                     case ("done", report):
@@ -193,7 +213,13 @@ class Executor:
                 async for ref in items:
                     await ref
 
+    async def _wait_out(self, ref: Any) -> None:
+        with contextlib.suppress(TimeoutError, RayTaskError, *DEAD):
+            async with asyncio.timeout(CANCEL_SECONDS):
+                await ref
+
     async def _release(self, request_id: str) -> None:
+        self._workers.leases.discard(request_id)
         with contextlib.suppress(TimeoutError, RayTaskError, *DEAD):
             async with asyncio.timeout(RELEASE_SECONDS):
                 await self._workers.store.release.remote(request_id)

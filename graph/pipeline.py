@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+
 from cosmos3_model.config import SnapshotConfig
 from cosmos3_model.loader import read_header
 from cosmos3_model.prompts import check_tokenizer

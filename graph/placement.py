@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
 from nodes.catalog import NODES
 from nodes.job import Batching, NodeSettings
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 
 class PlacementError(ValueError):

@@ -9,13 +9,14 @@ import uuid
 from typing import Any
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
 from cosmos3_model.config import SnapshotConfig
 from cosmos3_model.prompts import PromptSettings
 from cosmos3_model.sampling import SamplingSettings
 from cosmos3_model.schedule import ScheduleSettings
 from nodes.job import Job, OutputFormat
 from nodes.media import PIL_FORMATS, MediaError, load_image, missing_encoder
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 MAX_SIDE = 4096
 MAX_FRAMES = 4097

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from dataclasses import dataclass, field
@@ -63,7 +62,7 @@ class GenerationResult:
         try:
             if self.output != "png_frames":
                 (draft / path.name).write_bytes(self.media)
-                os.replace(draft / path.name, path)
+                (draft / path.name).replace(path)
                 return path
             folder = draft / path.name
             folder.mkdir()

@@ -58,8 +58,8 @@ class Graph:
         """Check the graph.
 
         Raises:
-            GraphError: a name used twice, a kind of node that there is not, an edge from or to an unknown node, an unknown or doubly fed port, an
-                input that nothing feeds, types that do not match, or a cycle.
+            GraphError: a name used twice, a kind of node that there is not, an edge from or to an unknown node, an
+                unknown or doubly fed port, an input that nothing feeds, types that do not match, or a cycle.
         """
         names = [node.name for node in self.nodes]
         if len(set(names)) != len(names):

@@ -11,10 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
-from cosmos3_model.config import SnapshotConfig
-from kvstore.actor import KVStoreActor
-from nodes.actor import NodeActor
-from nodes.prefill import page_layout
 from ray.exceptions import (
     ActorDiedError,
     ActorUnavailableError,
@@ -23,10 +19,18 @@ from ray.exceptions import (
     WorkerCrashedError,
 )
 
+from cosmos3_model.config import SnapshotConfig
+from kvstore import actor as store_actor
+from nodes import actor as node_actor
+from nodes.prefill import page_layout
+
 from .placement import Placement
 
 logger = logging.getLogger("cosmoray")
 DEAD = (ActorDiedError, ActorUnavailableError, WorkerCrashedError, NodeDiedError)
+# Ray's decorator puts methods on a class that type checkers cannot see.
+KVStoreActor: Any = store_actor.KVStoreActor
+NodeActor: Any = node_actor.NodeActor
 HEARTBEAT_EVERY = 2.0
 CLOSE_SECONDS = 5.0
 
@@ -251,5 +255,3 @@ async def _quietly(ref: Any, seconds: float) -> None:
 
 async def _as_future(ref: Any) -> Any:
     return await ref
-
-

@@ -55,4 +55,4 @@ class SharedRegion:
 def host_id() -> str:
     """Equal in two processes exactly when they run on one kernel and see each other's process ids."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
+    return f"{boot}/{Path('/proc/self/ns/pid').readlink()}"

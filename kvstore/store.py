@@ -16,6 +16,9 @@ from typing import Any
 from .handle import EntryPending, KVHandle, PageLayout, StaleHandle, StoreFull
 from .pool import PagePool
 
+# Leases that an owner with an unfinished reservation may let pass.
+WRITER_GRACE = 6
+
 
 @dataclass(frozen=True)
 class Reservation:
@@ -135,9 +138,17 @@ class KVStore:
         return unknown
 
     def expire(self) -> list[str]:
-        """Release the owners whose leases have ended, and return them."""
+        """Release the owners whose leases have ended, and return them.
+
+        An owner that is writing is given longer: its driver may be slow to renew while a prefill worker still copies
+        into its pages, and those must not be another's by then.
+        """
         now = self._clock()
-        dead = [owner for owner, deadline in self._deadlines.items() if deadline <= now]
+        writers = {entry.writer for entry in self._entries.values()}
+        grace = (WRITER_GRACE - 1) * self._lease_seconds
+        dead = [
+            owner for owner, deadline in self._deadlines.items() if now >= deadline + (grace if owner in writers else 0)
+        ]
         for owner in dead:
             self.release(owner)
         self._counters["expired_owners"] += len(dead)

@@ -16,12 +16,14 @@ from typing import Any
 
 import ray
 import torch
+
 from kvstore.actor import RayStoreClient
 
 from .catalog import build_node
 from .codec import pack, unpack
 from .denoise import Failed, Finished, Saved, StepDone
 from .job import Job, NodeSettings
+
 
 @ray.remote(max_restarts=0)
 class NodeActor:
@@ -49,8 +51,9 @@ class NodeActor:
         """Use this store from now on."""
         await self._run(self._node.attach_store, RayStoreClient(store))
 
+    @ray.method(num_returns=2)
     async def call(self, method: str, job: Job, names: list[str], *inputs: Any) -> tuple[Any, dict[str, Any]]:
-        """Run a method of the node; call it with `num_returns=2` to get the result and a report apart.
+        """Run a method of the node. Returns the result and a report as two objects.
 
         Args:
             method: Of the node.
@@ -138,11 +141,9 @@ class NodeActor:
                     inbox.put_nowait(Failed(request_id, error))
                 return
             for event in events:
-                inbox = self._inboxes.get(event.request_id)
-                if inbox is not None:
-                    inbox.put_nowait(event)
+                if event.request_id in self._inboxes:
+                    self._inboxes[event.request_id].put_nowait(event)
 
     async def _run(self, function: Any, *args: Any, **kwargs: Any) -> Any:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._compute, lambda: function(*args, **kwargs))
-

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+
 from cosmos3_model.config import SnapshotConfig
 from kvstore.mapping import PoolAccess, StoreClient
 

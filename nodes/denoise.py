@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+
 from cosmos3_model.sampling import Sampler
 from cosmos3_model.towers import Branch
 from cosmos3_model.transformer import load_generation

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+
 from cosmos3_model.prompts import PromptTokenizer
 from cosmos3_model.vae import WanVAE
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+
 from cosmos3_model.prompts import PromptSettings
 from cosmos3_model.sampling import SamplingSettings
 

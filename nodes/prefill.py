@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+
 from cosmos3_model.attention import DensePrefix
 from cosmos3_model.sampling import NonFiniteError
 from cosmos3_model.transformer import load_understanding

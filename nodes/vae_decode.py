@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+
 from cosmos3_model.vae import WanVAE
 
 from .base import Node

@@ -93,6 +93,7 @@ def _memory() -> Finding:
 def _ray() -> Finding:
     def start() -> str:
         import ray
+
         from graph.cluster import start_ray
 
         started = start_ray()

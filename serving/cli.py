@@ -147,9 +147,8 @@ def check() -> None:
 
 def _output_of(out: Path) -> Any:
     """The output format of a path, refusing what could not be saved there after all the work."""
-    from nodes.media import SUFFIXES
-
     from graph.request import RequestError
+    from nodes.media import SUFFIXES
 
     suffix = out.suffix.lower()
     if suffix not in SUFFIXES:

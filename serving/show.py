@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bar
+
 from graph.executor import Progress
 from graph.pipeline import Pipeline
 from graph.request import GenerationRequest
 from graph.result import GenerationResult
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as Bar
 
 NEXT = {"snapshot": "starting Ray on this machine", "ray": "starting nodes"}
 

@@ -14,6 +14,7 @@ os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 import numpy as np
 import pytest
 import torch
+
 from cosmos3_model.fused import FusedOutput, FusedPipeline
 from cosmos3_model.snapshot import write_snapshot
 
@@ -57,10 +58,13 @@ def picture() -> np.ndarray:
 def pipeline(snapshot: Path) -> Iterator[Any]:
     """Every node on Ray, two of denoise."""
     import ray
+
     from graph.pipeline import Pipeline
     from graph.placement import Placement
 
-    ray.init(address="local", num_cpus=4, include_dashboard=False, namespace=f"tests-{os.getpid()}", log_to_driver=False)
+    ray.init(
+        address="local", num_cpus=4, include_dashboard=False, namespace=f"tests-{os.getpid()}", log_to_driver=False
+    )
     placement = Placement.model_validate(
         {"nodes": {"denoise": {"replicas": 2, "save_every": 2}}, "limits": {"heartbeat_seconds": 4}}
     )

@@ -19,7 +19,9 @@ BELOW = {
 }
 MAY_USE_RAY = {"kvstore/actor.py", "nodes/actor.py"}
 SOURCES = sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
-ALL = sorted({*SOURCES, *(path for name in ("tests", "examples", "benchmarks") for path in (ROOT / name).rglob("*.py"))})
+ALL = sorted(
+    {*SOURCES, *(path for name in ("tests", "examples", "benchmarks") for path in (ROOT / name).rglob("*.py"))}
+)
 
 
 def imports(path: Path) -> set[str]:

@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import SIZE
-from cosmos3_model.fused import FusedPipeline
 from PIL import Image
+
+from cosmos3_model.fused import FusedPipeline
 from serving.cli import main
 
 ROOT = Path(__file__).parents[1]
@@ -24,7 +25,9 @@ def cosmoray(*arguments: str | Path, cwd: Path = ROOT, **environment: str) -> su
     return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=240, check=False)
 
 
-def test_a_picture_from_the_command_line_equals_the_fused_run(snapshot: Path, fused: FusedPipeline, tmp_path: Path) -> None:
+def test_a_picture_from_the_command_line_equals_the_fused_run(
+    snapshot: Path, fused: FusedPipeline, tmp_path: Path
+) -> None:
     out = tmp_path / "new folder" / "cube.png"
     run = cosmoray("generate", "--model", snapshot, "--prompt", "A red cube.", *TINY, "--seed", "5", "--out", out)
     assert run.returncode == 0, run.stderr
@@ -72,12 +75,16 @@ ERRORS = [
     (["generate", "--prompt", " ", "--model", "SNAP", "--out", "a.png"], 1, "--prompt: must not be empty"),
     ([*GENERATE, "--model", "SNAP", "--image", "README.md"], 1, "--image: README.md: not a picture"),
     ([*GENERATE, "--model", "SNAP", "--placement", "absent.yaml"], 1, "absent.yaml: No such file"),
-    (["generate", "--prompt", "x", "--model", "SNAP", "--out", "a.gif"], 1, "--out: a.gif: suffix '.gif' is not one of"),
-    (["generate", "--prompt", "x", "--model", "SNAP", "--out", "docs"], 1, "--out: docs: exists and is not an empty"),
+    (
+        ["generate", "--prompt", "x", "--model", "SNAP", "--out", "a.gif"],
+        1,
+        "--out: a.gif: suffix '.gif' is not one of",
+    ),
+    (["generate", "--prompt", "x", "--model", "SNAP", "--out", "tests"], 1, "--out: tests: exists and is not an empty"),
     (["generate", "--prompt", "x", "--model", "SNAP", "--out", "Makefile/a.png"], 1, "is not a folder"),
     ([*GENERATE, "--model", "SNAP", "--colour", "red"], 2, "No such option: --colour"),
     (["graph", "text-to-smell"], 2, "'text-to-smell' is not one of text-to-image"),
-    (["snapshot", "docs"], 1, "docs: exists and is not an empty folder"),
+    (["snapshot", "tests"], 1, "tests: exists and is not an empty folder"),
     (["snapshot", "OUT", "--family", "mega"], 1, "family: 'mega' is not one of nano"),
     (["snapshot", "OUT", "--size", "huge"], 1, "size: 'huge' is not one of tiny, small"),
     (["dance"], 2, "No such command 'dance'"),
@@ -95,7 +102,9 @@ def test_errors_are_one_line_and_leave_nothing(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     """In this process: starting one costs seconds, and what comes out is the same."""
-    arguments = [argument.replace("SNAP", str(snapshot)).replace("OUT", str(tmp_path / "out")) for argument in arguments]
+    arguments = [
+        argument.replace("SNAP", str(snapshot)).replace("OUT", str(tmp_path / "out")) for argument in arguments
+    ]
     monkeypatch.setattr("sys.argv", ["cosmoray", *arguments])
     monkeypatch.chdir(ROOT)
     with pytest.raises(SystemExit) as ended:

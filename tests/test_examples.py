@@ -9,8 +9,9 @@ from pathlib import Path
 
 import av
 import numpy as np
-from cosmos3_model.fused import FusedPipeline
 from PIL import Image
+
+from cosmos3_model.fused import FusedPipeline
 
 ROOT = Path(__file__).parents[1]
 
@@ -18,7 +19,13 @@ ROOT = Path(__file__).parents[1]
 def run(*arguments: str | Path, cwd: Path) -> str:
     env = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
     done = subprocess.run(
-        [sys.executable, *map(str, arguments)], cwd=cwd, env=env, capture_output=True, text=True, timeout=240, check=False
+        [sys.executable, *map(str, arguments)],
+        cwd=cwd,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from graph.modes import MODES
 from graph.spec import Edge, Graph, GraphError, NodeSpec
 from nodes.catalog import NODES, build_node
@@ -15,8 +16,12 @@ C = NodeSpec("c", "denoise", "denoise", {"handles": "handles"}, "latents")
 EDGES = (Edge("a", "b", "ids"), Edge("b", "c", "handles"))
 
 BROKEN: list[tuple[str, tuple[NodeSpec, ...], tuple[Edge, ...], str]] = [
-    ("cycle", (NodeSpec("x", "encoder", "m", {"i": "t"}, "t"), NodeSpec("y", "encoder", "m", {"i": "t"}, "t")),
-     (Edge("x", "y", "i"), Edge("y", "x", "i")), "cycle among x, y"),
+    (
+        "cycle",
+        (NodeSpec("x", "encoder", "m", {"i": "t"}, "t"), NodeSpec("y", "encoder", "m", {"i": "t"}, "t")),
+        (Edge("x", "y", "i"), Edge("y", "x", "i")),
+        "cycle among x, y",
+    ),
     ("self", (NodeSpec("x", "encoder", "m", {"i": "t"}, "t"),), (Edge("x", "x", "i"),), "cycle among x"),
     ("unknown source", (A, B, C), (*EDGES[:1], Edge("z", "c", "handles")), "from unknown node 'z'"),
     ("unknown target", (A, B, C), (*EDGES, Edge("a", "z", "ids")), "to unknown node 'z'"),
@@ -62,5 +67,9 @@ def test_a_graph_prints_itself() -> None:
     assert "denoise       denoise.denoise        (handles=prefill, anchor=encode_image) -> latents" in graph.to_text()
     mermaid = graph.to_mermaid()
     assert mermaid.startswith("flowchart LR")
-    for line in ("request -- image --> encode_image", "prefill -- kv_handles --> denoise", "decode --> result([result])"):
+    for line in (
+        "request -- image --> encode_image",
+        "prefill -- kv_handles --> denoise",
+        "decode --> result([result])",
+    ):
         assert f"  {line}" in mermaid

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from kvstore.handle import EntryPending, KVHandle, PageLayout, StaleHandle, StoreFull, fingerprint
 from kvstore.pool import PagePool
 from kvstore.store import KVStore
@@ -122,8 +123,11 @@ def test_an_entry_that_is_being_written_is_not_handed_out(store: KVStore) -> Non
 
 
 def test_a_writer_that_dies_loses_its_reservation(store: KVStore, clock: Clock) -> None:
+    """Not before a worker that still writes for it must have finished."""
     handle = store.reserve("k", 4, "a").handle
-    clock.now = 10.0
+    clock.now = 59.0
+    assert store.expire() == []
+    clock.now = 60.0
     assert store.expire() == ["a"]
     with pytest.raises(StaleHandle):
         store.commit(handle, "a")

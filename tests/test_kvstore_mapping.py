@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+
 from kvstore.handle import PageLayout, StaleHandle
 from kvstore.local import LocalStore
 from kvstore.mapping import LayerKV, PoolAccess
@@ -147,9 +147,9 @@ def test_two_processes_see_one_buffer_and_the_reader_has_no_copy() -> None:
 
 
 def test_a_region_leaves_nothing_behind() -> None:
-    before = set(os.listdir("/dev/shm"))
+    before = set(Path("/dev/shm").iterdir())
     region = SharedRegion.create(MIB)
-    assert set(os.listdir("/dev/shm")) == before
+    assert set(Path("/dev/shm").iterdir()) == before
     attached = SharedRegion.attach(region.address)
     attached.buffer[0] = 1
     assert region.buffer[0] == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
 from kvstore.handle import EntryPending, KVHandle, PageLayout, StaleHandle, StoreFull
 from kvstore.local import LocalStore
 
@@ -80,9 +81,16 @@ class StoreMachine(RuleBasedStateMachine):
         self.now += 9
         self.store.renew(sorted({"r1", "r2", "r3"} - owners))
         self.now += 2
+        dead = self.store.expire()
+        assert set(dead) <= owners - set(self.writing.values())
+        assert all(owner in dead or owner in self.writing.values() or not self.held[owner] for owner in owners)
+        for owner in dead:
+            self.forget(owner)
+        # Those that were writing get longer, and then lose what they wrote.
+        self.now += 51
+        self.store.renew(sorted({"r1", "r2", "r3"} - owners))
         for owner in self.store.expire():
             assert owner in owners
-        for owner in owners:
             self.forget(owner)
 
     def forget(self, owner: str) -> None:

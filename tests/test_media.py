@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from nodes.media import MediaError, encode_frames, load_image
 from PIL import Image
+
+from nodes.media import MediaError, encode_frames, load_image
 
 RGB = np.random.default_rng(3).integers(0, 256, (6, 9, 3), dtype=np.uint8)
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
 from cosmos3_model.attention import DensePrefix, get_backend
 from cosmos3_model.config import SnapshotConfig
 from cosmos3_model.fused import FusedPipeline
@@ -66,15 +67,21 @@ def test_patches_go_there_and_back_with_odd_sizes(config: SnapshotConfig) -> Non
     assert tokens[-1, 48:].abs().sum() == 0, "the odd corner is padded with zeros"
 
 
-@pytest.mark.parametrize("family", [{}, {"hidden_act": "relu2", "qk_norm_for_text": False, "use_und_k_norm_for_gen": True}])
+@pytest.mark.parametrize(
+    "family", [{}, {"hidden_act": "relu2", "qk_norm_for_text": False, "use_und_k_norm_for_gen": True}]
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_one_step_equals_diffusers_transformer(config: SnapshotConfig, family: dict[str, Any], dtype: Any) -> None:
     """Both families of decoder layer, clean frames, odd sizes; random weights in both networks."""
+    from diffusers import Cosmos3OmniPipeline, Cosmos3OmniTransformer  # noqa: F401
+
     from cosmos3_model.towers import GenerationTower, UnderstandingTower
-    from diffusers import Cosmos3OmniTransformer, Cosmos3OmniPipeline  # noqa: F401
 
     parts = replace(config.transformer, action_gen=False, sound_gen=False, **family)
-    raw = json.loads((config.root / "transformer" / "config.json").read_text()) | {"action_gen": False, "sound_gen": False}
+    raw = json.loads((config.root / "transformer" / "config.json").read_text()) | {
+        "action_gen": False,
+        "sound_gen": False,
+    }
     torch.manual_seed(0)
     theirs = Cosmos3OmniTransformer.from_config(raw | family).eval()
     for name, parameter in theirs.named_parameters():
@@ -181,7 +188,9 @@ def walk(sampler: Sampler, fused: FusedPipeline, until: int) -> None:
 
 
 @pytest.mark.parametrize("at", [0, 1, 2, 3, 6])
-def test_a_sampler_goes_on_from_a_saved_state_bit_for_bit(config: SnapshotConfig, fused: FusedPipeline, at: int) -> None:
+def test_a_sampler_goes_on_from_a_saved_state_bit_for_bit(
+    config: SnapshotConfig, fused: FusedPipeline, at: int
+) -> None:
     whole, first, second = (sampler_of(config, fused) for _ in range(3))
     walk(whole, fused, 7)
     walk(first, fused, at)
@@ -206,7 +215,9 @@ def test_noise_does_not_depend_on_the_anchor_and_keeps_it_clean() -> None:
 
 
 @pytest.mark.parametrize("frames", [5, 17])
-def test_one_encoded_frame_equals_the_first_of_the_padded_clip(fused: FusedPipeline, picture: np.ndarray, frames: int) -> None:
+def test_one_encoded_frame_equals_the_first_of_the_padded_clip(
+    fused: FusedPipeline, picture: np.ndarray, frames: int
+) -> None:
     anchor = fused.vae.encode_image(picture, 64, 96)
     clip = fit_image(picture, 64, 96).unsqueeze(2).expand(-1, -1, frames, -1, -1)
     with torch.inference_mode():

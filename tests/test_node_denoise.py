@@ -10,17 +10,35 @@ import numpy as np
 import pytest
 import torch
 from conftest import PROMPTS, SIZE
+from local import drain, job_of, local_store, node, prefill
+
 from cosmos3_model.fused import FusedPipeline
 from kvstore.handle import StaleHandle
-from local import drain, job_of, local_store, node, prefill
 from nodes.denoise import Failed, Finished, Saved, StepDone
 from nodes.job import DeadlineExceeded, RequestCancelled
 
 MIXED = [
     {"prompt": "A red cube.", "num_frames": 1, "height": 64, "width": 96, "num_inference_steps": 5, "seed": 1},
     {"prompt": "A ball, " * 20, "num_frames": 17, "height": 48, "width": 80, "num_inference_steps": 3, "seed": 2},
-    {"prompt": "Rain.", "num_frames": 1, "height": 80, "width": 48, "num_inference_steps": 7, "guidance_scale": 1.0, "seed": 3},
-    {"prompt": "A kitchen.", "num_frames": 5, "height": 32, "width": 32, "num_inference_steps": 4, "guidance_scale": 3.0, "flow_shift": 10.0, "seed": 4},
+    {
+        "prompt": "Rain.",
+        "num_frames": 1,
+        "height": 80,
+        "width": 48,
+        "num_inference_steps": 7,
+        "guidance_scale": 1.0,
+        "seed": 3,
+    },
+    {
+        "prompt": "A kitchen.",
+        "num_frames": 5,
+        "height": 32,
+        "width": 32,
+        "num_inference_steps": 4,
+        "guidance_scale": 3.0,
+        "flow_shift": 10.0,
+        "seed": 4,
+    },
 ]
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from conftest import PROMPTS, SIZE
 from local import job_of, node
+
 from nodes.job import DeadlineExceeded
 
 
@@ -22,12 +23,16 @@ def encoder(snapshot: Path) -> Any:
 
 @pytest.mark.parametrize("frames", [1, 17])
 @pytest.mark.parametrize("guidance", [6.0, 1.0])
-def test_token_ids_equal_the_fused_run(encoder: Any, fused_run: Any, snapshot: Path, frames: int, guidance: float) -> None:
+def test_token_ids_equal_the_fused_run(
+    encoder: Any, fused_run: Any, snapshot: Path, frames: int, guidance: float
+) -> None:
     fields = {**PROMPTS, **SIZE, "num_frames": frames, "guidance_scale": guidance, "num_inference_steps": 1, "seed": 0}
     assert encoder.encode_text(job_of(snapshot, **fields)) == fused_run(**fields).input_ids
 
 
-def test_the_image_latent_equals_the_fused_run(encoder: Any, fused_run: Any, snapshot: Path, picture: np.ndarray) -> None:
+def test_the_image_latent_equals_the_fused_run(
+    encoder: Any, fused_run: Any, snapshot: Path, picture: np.ndarray
+) -> None:
     fields = {**PROMPTS, **SIZE, "num_frames": 5, "num_inference_steps": 1, "seed": 0, "image": picture}
     latent = encoder.encode_image(job_of(snapshot, **fields), picture)
     assert torch.equal(latent, fused_run(**fields).anchor)

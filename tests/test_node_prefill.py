@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 from conftest import PROMPTS, SIZE
+from local import job_of, local_store, node, prefill
+
 from cosmos3_model.fused import FusedPipeline
 from cosmos3_model.sampling import NonFiniteError
 from kvstore.handle import StoreFull
 from kvstore.mapping import PoolAccess
-from local import job_of, local_store, node, prefill
 
 FIELDS = {**PROMPTS, **SIZE, "num_frames": 1, "num_inference_steps": 1, "seed": 0}
 

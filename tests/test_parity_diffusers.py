@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cosmos3_model.fused import FusedPipeline
 from PIL import Image
+
+from cosmos3_model.fused import FusedPipeline
 
 BAR = 1e-4
 STEPS = 4

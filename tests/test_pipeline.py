@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -13,12 +15,13 @@ import pytest
 import ray
 import torch
 from conftest import PROMPTS, SIZE
+
+from cosmos3_model.attention import get_backend
 from cosmos3_model.config import SnapshotConfig
 from cosmos3_model.fused import FusedPipeline
 from cosmos3_model.loader import shapes_of
-from cosmos3_model.attention import get_backend
 from cosmos3_model.towers import GenerationTower, UnderstandingTower
-from graph.executor import Progress
+from graph.executor import Executor, Progress
 from graph.pipeline import Overloaded, Pipeline
 from graph.placement import Limits
 from graph.request import RequestError
@@ -48,9 +51,7 @@ def test_each_mode_equals_the_fused_run_bit_for_bit(
     assert [timing.node for timing in result.timings][-1] == "decode"
 
 
-def test_bfloat16_equals_the_fused_run_bit_for_bit(
-    pipeline: Pipeline, snapshot: Path, picture: np.ndarray
-) -> None:
+def test_bfloat16_equals_the_fused_run_bit_for_bit(pipeline: Pipeline, snapshot: Path, picture: np.ndarray) -> None:
     """Image and 17-frame video through the store and the actors, guidance branches in sequence."""
     from graph.placement import Placement
     from nodes.catalog import NODES
@@ -67,7 +68,9 @@ def test_bfloat16_equals_the_fused_run_bit_for_bit(
 def test_each_process_holds_its_half_of_the_weights(clean: Pipeline, snapshot: Path) -> None:
     config = SnapshotConfig.from_folder(snapshot).transformer
     sizes = {
-        kind: sum(int(np.prod(shape)) for shape in shapes_of(lambda tower=tower: tower(config, get_backend("sdpa"))).values())
+        kind: sum(
+            int(np.prod(shape)) for shape in shapes_of(lambda tower=tower: tower(config, get_backend("sdpa"))).values()
+        )
         for kind, tower in {"prefill": UnderstandingTower, "denoise": GenerationTower}.items()
     }
     assert sizes["prefill"] != sizes["denoise"]
@@ -100,7 +103,9 @@ def test_the_result_does_not_depend_on_which_replica_ran(clean: Pipeline, fused_
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 1, 0, 2), (2, 3, 1, 0)])
-def test_mixed_requests_in_flight_equal_each_alone(clean: Pipeline, fused_run: Any, picture: np.ndarray, order: Any) -> None:
+def test_mixed_requests_in_flight_equal_each_alone(
+    clean: Pipeline, fused_run: Any, picture: np.ndarray, order: Any
+) -> None:
     mixed = [
         STILL | {"prompt": "One."},
         CLIP | {"prompt": "Two, at length. " * 9, "guidance_scale": 2.0, "num_inference_steps": 7},
@@ -156,6 +161,61 @@ def test_a_request_out_of_time_fails_and_stops(clean: Pipeline) -> None:
         time.sleep(0.1)
 
 
+def test_results_go_from_node_to_node_as_references(
+    clean: Pipeline, picture: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, list[Any]] = {}
+    inputs = Executor._inputs
+
+    def spy(self: Executor, walk: Any, node: Any) -> Any:
+        names, values = inputs(self, walk, node)
+        seen[node.name] = values
+        return names, values
+
+    monkeypatch.setattr(Executor, "_inputs", spy)
+    clean.generate(**CLIP, image=picture)
+    assert seen.pop("encode_image")[0] is picture
+    assert seen.pop("encode_text") == []
+    assert {node: [type(value) for value in values] for node, values in seen.items()} == {
+        "prefill": [ray.ObjectRef],
+        "denoise": [ray.ObjectRef, ray.ObjectRef],
+        "decode": [ray.ObjectRef],
+    }
+
+
+def test_a_listener_that_fails_does_not_fail_the_request(clean: Pipeline, fused_run: Any) -> None:
+    def broken(progress: Progress) -> None:
+        raise RuntimeError("the listener's own fault")
+
+    result = clean.generate(**STILL, output="latent", on_progress=broken)
+    assert torch.equal(result.media, fused_run(**STILL).latents)
+
+
+def test_a_cancelled_prefill_has_ended_before_its_pages_go_back(clean: Pipeline) -> None:
+    """A call cannot be interrupted; its pages must not be another's while it writes to them."""
+    begun = concurrent.futures.Future[None]()
+
+    def on_progress(progress: Progress) -> None:
+        if progress.node == "prefill":
+            begun.set_result(None)
+
+    pid = next(node["pid"] for node in clean.stats()["nodes"] if node["kind"] == "prefill")
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        pending = clean.submit(**STILL, on_progress=on_progress)
+        begun.result(30)
+        time.sleep(0.1)
+        pending.cancel()
+        time.sleep(1.0)
+        assert pending.request_id in clean.workers.leases, "released while the call was on its way"
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    deadline = time.monotonic() + 10
+    while clean.workers.leases:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
 def test_progress_is_told_in_order(clean: Pipeline) -> None:
     seen: list[Progress] = []
     clean.generate(**STILL, on_progress=seen.append)
@@ -186,7 +246,9 @@ def test_a_prompt_larger_than_the_pool_fails_alone(clean: Pipeline) -> None:
 
 
 def test_admission_is_exact(clean: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clean, "placement", clean.placement.model_copy(update={"limits": Limits(max_in_flight=1, max_queued=1)}))
+    monkeypatch.setattr(
+        clean, "placement", clean.placement.model_copy(update={"limits": Limits(max_in_flight=1, max_queued=1)})
+    )
     first, second = (clean.submit(**SLOW, num_inference_steps=30) for _ in range(2))
     with pytest.raises(Overloaded, match="2 requests"):
         clean.submit(**STILL)

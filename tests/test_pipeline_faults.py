@@ -15,6 +15,7 @@ import pytest
 import ray
 import torch
 from conftest import PROMPTS, SIZE
+
 from graph.executor import Progress
 from graph.pipeline import Pipeline
 

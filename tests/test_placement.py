@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from graph.placement import Placement, PlacementError
 
 BAD = {
@@ -30,7 +31,7 @@ def test_it_is_refused_by_name(text: str, tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(PlacementError, match="absent.yaml: No such file"):
+    with pytest.raises(PlacementError, match=r"absent\.yaml: No such file"):
         Placement.from_yaml(tmp_path / "absent.yaml")
 
 

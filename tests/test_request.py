@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from cosmos3_model.config import SnapshotConfig
 from graph.modes import mode_of
 from graph.request import GenerationRequest, RequestError

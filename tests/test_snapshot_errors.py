@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
 from cosmos3_model.config import SnapshotConfig, SnapshotError
 from cosmos3_model.snapshot import write_snapshot
 from cosmos3_model.transformer import load_generation, load_understanding
 from cosmos3_model.vae import WanVAE
 from graph.pipeline import Pipeline
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
 
 INDEX = "diffusion_pytorch_model.safetensors.index.json"
 

@@ -3,7 +3,7 @@
 from .base import AttentionBackend, DensePrefix, KVPrefix
 from .sdpa import SDPABackend
 
-__all__ = ["AttentionBackend", "BACKENDS", "DensePrefix", "KVPrefix", "get_backend"]
+__all__ = ["BACKENDS", "AttentionBackend", "DensePrefix", "KVPrefix", "get_backend"]
 
 BACKENDS: dict[str, type[AttentionBackend]] = {"sdpa": SDPABackend}
 

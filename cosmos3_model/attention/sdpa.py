@@ -38,6 +38,6 @@ class SDPABackend(AttentionBackend):
 
 
 def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, is_causal: bool) -> torch.Tensor:
-    heads_first = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))
-    out = scaled_dot_product_attention(*heads_first, is_causal=is_causal, enable_gqa=True)
+    q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))
+    out = scaled_dot_product_attention(q, k, v, is_causal=is_causal, enable_gqa=True)
     return out.squeeze(0).transpose(0, 1)

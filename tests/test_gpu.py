@@ -1,0 +1,116 @@
+"""Parity on a GPU, in bfloat16, on a snapshot with the published head_dim. Prints each figure.
+
+python -m pytest tests/test_gpu.py -s
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from cosmos3_model.fused import FusedPipeline
+from cosmos3_model.snapshot import write_snapshot
+from graph.pipeline import Pipeline
+from graph.placement import Placement
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU; torch sees none on this machine"),
+]
+PROMPTS = {"prompt": "A red cube.", "negative_prompt": "blurry"}
+STILL = {**PROMPTS, "num_frames": 1, "height": 192, "width": 320, "num_inference_steps": 8, "seed": 1}
+CLIP = {**PROMPTS, "num_frames": 17, "height": 192, "width": 320, "num_inference_steps": 8, "seed": 2}
+FIELDS = {"image": STILL, "video": CLIP, "image-to-video": CLIP}
+
+
+def psnr(a: np.ndarray, b: np.ndarray) -> float:
+    """Decibels between two RGB8 arrays of one shape."""
+    error = np.mean((a.astype(np.float64) - b.astype(np.float64)) ** 2)
+    return float("inf") if error == 0 else float(10 * np.log10(255**2 / error))
+
+
+def fields_of(mode: str, picture: np.ndarray) -> dict[str, Any]:
+    return FIELDS[mode] | ({"image": picture} if mode == "image-to-video" else {})
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_snapshot(tmp_path_factory.mktemp("gpu") / "small", size="small")
+
+
+@pytest.fixture(scope="module")
+def fused(small: Path) -> FusedPipeline:
+    return FusedPipeline(small, dtype=torch.bfloat16, device="cuda")
+
+
+@pytest.fixture(scope="module", params=["exact", "joint"])
+def launched(request: pytest.FixtureRequest, small: Path) -> Iterator[tuple[str, Pipeline]]:
+    placement = Placement.default(1)
+    denoise = placement.node("denoise").model_copy(update={"batching": request.param})
+    with Pipeline.launch(
+        small, placement.model_copy(update={"nodes": placement.nodes | {"denoise": denoise}})
+    ) as pipeline:
+        yield request.param, pipeline
+        assert pipeline.stats()["store"]["pages_in_use"] == 0
+
+
+@pytest.mark.parametrize("mode", FIELDS)
+def test_the_pipeline_equals_the_fused_run(
+    launched: tuple[str, Pipeline], fused: FusedPipeline, picture: np.ndarray, mode: str
+) -> None:
+    """Branches in sequence: bit-exact. Both branches in one forward: at least 35 dB."""
+    batching, pipeline = launched
+    fields = fields_of(mode, picture)
+    expected = fused(**fields)
+    latents = pipeline.generate(**fields, output="latent").media
+    difference = (latents - expected.latents.cpu()).abs().max().item()
+    decibels = psnr(pipeline.generate(**fields).media, expected.frames)
+    print(f"{mode}, {batching}: max abs diff on latents {difference:.2e}, frames {decibels:.1f} dB")
+    assert expected.frames.std() > 5
+    if batching == "exact":
+        assert difference == 0
+        assert decibels == float("inf")
+    assert decibels >= 35
+
+
+def test_requests_in_one_batch_stay_themselves(launched: tuple[str, Pipeline], fused: FusedPipeline) -> None:
+    batching, pipeline = launched
+    mixed = [STILL | {"seed": seed, "prompt": f"Number {seed}."} for seed in range(4)]
+    alone = [fused(**fields).frames for fields in mixed]
+    pending = [pipeline.submit(**fields) for fields in mixed]
+    together = [item.result(120).media for item in pending]
+    for index, frames in enumerate(together):
+        own = psnr(frames, alone[index])
+        other = max(psnr(frames, alone[i]) for i in range(4) if i != index)
+        print(f"{batching}, request {index}: own {own:.1f} dB, nearest other {other:.1f} dB")
+        assert own > other + 8
+        assert own >= 35
+
+
+def test_one_anchor_frame_equals_the_first_of_the_padded_clip(fused: FusedPipeline, picture: np.ndarray) -> None:
+    from cosmos3_model.vae import fit_image
+
+    anchor = fused.vae.encode_image(picture, 192, 320)
+    clip = fit_image(picture, 192, 320).unsqueeze(2).expand(-1, -1, 17, -1, -1).to("cuda", torch.bfloat16)
+    with torch.inference_mode():
+        whole = fused.vae._vae.encode(clip).latent_dist.mode()[:, :, :1]
+    expected = ((whole - fused.vae._mean) * fused.vae._inverse_std).float().cpu()
+    difference = (anchor - expected).abs().max().item()
+    print(f"anchor frame against the padded clip: max abs diff {difference:.2e}")
+    assert difference <= 1e-4
+
+
+def test_float32_on_the_gpu_is_close_to_the_cpu(small: Path) -> None:
+    """The devices sum in another order; eight steps of guidance multiply what is left by about a hundred."""
+    here = FusedPipeline(small)(**STILL)
+    there = FusedPipeline(small, device="cuda")(**STILL)
+    difference = (here.latents - there.latents.cpu()).abs().max().item()
+    print(
+        f"float32, GPU against CPU: max abs diff on latents {difference:.2e}, {psnr(here.frames, there.frames):.1f} dB"
+    )
+    assert difference <= 1e-2
