@@ -29,6 +29,9 @@ from .result import GenerationResult
 from .workers import PipelineError, Workers
 
 
+CLOSE_SECONDS = 60.0
+
+
 class Overloaded(PipelineError):
     """As many requests wait as may; this one was not taken."""
 
@@ -73,6 +76,7 @@ class Pipeline:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="cosmoray-pipeline", daemon=True)
         self._thread.start()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._waiting = 0
         self._closed = False
         self.workers: Workers
@@ -172,8 +176,9 @@ class Pipeline:
         if self._closed:
             return
         self._closed = True
+        # Bounded: whatever does not end by itself ends with Ray, or with this process.
         with contextlib.suppress(Exception):
-            self._run(self._stop())
+            asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(CLOSE_SECONDS)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -187,6 +192,7 @@ class Pipeline:
         self.close()
 
     async def _start(self, on_ready: Callable[[str], None]) -> None:
+        self._register_task()
         limits = self.placement.limits
         kinds = set().union(*(graph.kinds() for graph in MODES.values()))
         self.workers = Workers(self.snapshot, self.placement, kinds)
@@ -195,17 +201,14 @@ class Pipeline:
         await self.workers.start(on_ready)
 
     async def _stop(self) -> None:
-        tasks = [task for task in asyncio.all_tasks() if task.get_name() == "request"]
-        for task in tasks:
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         if hasattr(self, "workers"):
             await self.workers.close()
 
     async def _serve(self, request: GenerationRequest, job: Job, on_progress: OnProgress) -> GenerationResult:
-        task = asyncio.current_task()
-        assert task is not None
-        task.set_name("request")
+        self._register_task()
         submitted = time.time()
         async with self._slots:
             mode = mode_of(request)
@@ -215,6 +218,13 @@ class Pipeline:
             media = unpack(await walk.values[graph.sink.name])
         metadata = _metadata(job, walk.reports) | {"seconds": time.time() - submitted}
         return GenerationResult(job.request_id, mode, job.output, media, metadata, walk.timings)
+
+    def _register_task(self) -> None:
+        """Let `close` find the current task: a launch that is interrupted, or a request."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _stats(self) -> dict[str, Any]:
         nodes = self.workers.all()

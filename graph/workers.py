@@ -78,10 +78,15 @@ class Workers:
             await self._start_replica(kind, store)
             on_ready(kind)
 
-        # The nodes are told of the store only once they have loaded, so that it does not hold them up.
-        store = asyncio.create_task(self._start_store())
-        starts = [start_one(kind) for kind in self._kinds for _ in range(self._placement.node(kind).replicas)]
-        await asyncio.gather(store, *starts)
+        try:
+            async with asyncio.TaskGroup() as group:
+                # The nodes are told of the store only once they have loaded, so that it does not hold them up.
+                store = group.create_task(self._start_store())
+                for kind in self._kinds:
+                    for _ in range(self._placement.node(kind).replicas):
+                        group.create_task(start_one(kind))
+        except BaseExceptionGroup as group_error:
+            raise group_error.exceptions[0] from None
         self._spawn(self._watch())
         self._spawn(self._renew())
 
@@ -184,7 +189,7 @@ class Workers:
     async def _ready(self, name: str, ref: Any) -> Any:
         seconds = self._placement.limits.start_seconds
         try:
-            return await asyncio.wait_for(_as_future(ref), seconds)
+            return await _within(seconds, ref)
         except TimeoutError:
             raise PipelineError(f"{name} node was not ready after {seconds:g} s") from None
         except RayTaskError as error:
@@ -212,7 +217,7 @@ class Workers:
 
         async def probe(replica: Replica) -> None:
             try:
-                await asyncio.wait_for(_as_future(replica.actor.health.remote()), limit)
+                await _within(limit, replica.actor.health.remote())
             except (TimeoutError, *DEAD) as error:
                 await self.report_dead(replica, type(error).__name__)
 
@@ -229,7 +234,7 @@ class Workers:
 
     async def _store_answers(self) -> bool:
         try:
-            await asyncio.wait_for(_as_future(self.store.stats.remote()), self._placement.limits.heartbeat_seconds)
+            await _within(self._placement.limits.heartbeat_seconds, self.store.stats.remote())
             return True
         except (TimeoutError, *DEAD):
             return False
@@ -250,8 +255,14 @@ class Workers:
 async def _quietly(ref: Any, seconds: float) -> None:
     """Wait for a call whose failure changes nothing."""
     with contextlib.suppress(TimeoutError, RayTaskError, *DEAD):
-        await asyncio.wait_for(_as_future(ref), seconds)
+        await _within(seconds, ref)
 
 
-async def _as_future(ref: Any) -> Any:
-    return await ref
+async def _within(seconds: float, ref: Any) -> Any:
+    """The value of `ref`, or `TimeoutError`.
+
+    Not `asyncio.wait_for`: in Python 3.11 that one loses a cancellation that comes together with the answer, and a
+    heartbeat that cannot be cancelled lets `close` wait for ever.
+    """
+    async with asyncio.timeout(seconds):
+        return await ref

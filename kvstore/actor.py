@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Iterable
 from typing import Any
@@ -41,11 +42,9 @@ class KVStoreActor:
                 left = deadline - loop.time()
                 if left <= 0:
                     raise StoreFull(f"no room after {timeout:g} s: {error}") from None
-                async with self._changed:
-                    try:
-                        await asyncio.wait_for(self._changed.wait(), left)
-                    except TimeoutError:
-                        continue
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(left), self._changed:
+                        await self._changed.wait()
 
     async def commit(self, handle: KVHandle, owner: str) -> None:
         self._store.commit(handle, owner)

@@ -81,3 +81,18 @@ def test_commands_in_the_documents_are_run_by_a_test_or_marked() -> None:
                 command = line.split("#")[0].strip()
                 known = not command or "needs a GPU" in line or any(command.startswith(name) for name in tested)
                 assert known, f"{document.name}: nothing runs {command!r}"
+
+
+def test_tests_that_the_documents_name_exist() -> None:
+    defined = {
+        name for path in (ROOT / "tests").glob("test_*.py") for name in re.findall(r"def (test_\w+)", path.read_text())
+    }
+    for document in (ROOT / "docs").glob("*.md"):
+        for name in re.findall(r"`(test_\w+)`", document.read_text()):
+            assert name in defined, f"{document.name} names {name}"
+
+
+def test_nobody_uses_wait_for() -> None:
+    """In Python 3.11 it can lose a cancellation, and did: `close` then waited for ever."""
+    for path in SOURCES:
+        assert "asyncio.wait_for(" not in path.read_text(), path

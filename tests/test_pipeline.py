@@ -5,26 +5,30 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import ray
 import torch
 from conftest import PROMPTS, SIZE
+from safetensors.torch import load_file, save_file
 
 from cosmos3_model.attention import get_backend
-from cosmos3_model.config import SnapshotConfig
+from cosmos3_model.config import SnapshotConfig, SnapshotError
 from cosmos3_model.fused import FusedPipeline
 from cosmos3_model.loader import shapes_of
 from cosmos3_model.towers import GenerationTower, UnderstandingTower
 from graph.executor import Executor, Progress
 from graph.pipeline import Overloaded, Pipeline
-from graph.placement import Limits
+from graph.placement import Limits, Placement
 from graph.request import RequestError
+from graph.workers import PipelineError
 from kvstore.handle import StoreFull
 from nodes.job import DeadlineExceeded
 
@@ -53,7 +57,6 @@ def test_each_mode_equals_the_fused_run_bit_for_bit(
 
 def test_bfloat16_equals_the_fused_run_bit_for_bit(pipeline: Pipeline, snapshot: Path, picture: np.ndarray) -> None:
     """Image and 17-frame video through the store and the actors, guidance branches in sequence."""
-    from graph.placement import Placement
     from nodes.catalog import NODES
 
     placement = Placement.model_validate({"nodes": {kind: {"dtype": "bfloat16"} for kind in NODES}})
@@ -161,6 +164,55 @@ def test_a_request_out_of_time_fails_and_stops(clean: Pipeline) -> None:
         time.sleep(0.1)
 
 
+def test_the_metadata_says_what_was_really_used(clean: Pipeline, snapshot: Path) -> None:
+    from cosmos3_model.schedule import ScheduleSettings, Solver
+
+    config = SnapshotConfig.from_folder(snapshot)
+    for asked in ({}, {"flow_shift": 10.0}):
+        result = clean.generate(**{**STILL, **asked, "seed": None}, output="latent")
+        settings = ScheduleSettings.resolve(config, 4, **asked)
+        assert result.metadata["sigmas"] == Solver(config, settings).sigmas
+        assert result.metadata["use_karras_sigmas"] is settings.use_karras_sigmas
+        again = clean.generate(**{**STILL, **asked, "seed": result.metadata["seed"]}, output="latent")
+        assert torch.equal(again.media, result.media)
+
+
+def node_processes() -> set[int]:
+    return {
+        process.pid
+        for process in psutil.process_iter(["cmdline"])
+        if "ray::NodeActor" in (process.info["cmdline"] or [])
+    }
+
+
+def wait_for_processes(expected: set[int]) -> None:
+    deadline = time.monotonic() + 20
+    while node_processes() - expected:
+        assert time.monotonic() < deadline, "actors of a pipeline that did not start are left"
+        time.sleep(0.1)
+
+
+def test_a_start_that_takes_too_long_is_given_up(pipeline: Pipeline, snapshot: Path) -> None:
+    before = node_processes()
+    with pytest.raises(PipelineError, match=r"node was not ready after 0.01 s"):
+        Pipeline.launch(snapshot, Placement(limits=Limits(start_seconds=0.01)))
+    wait_for_processes(before)
+
+
+def test_what_only_a_node_can_find_wrong_stops_the_launch(pipeline: Pipeline, snapshot: Path, tmp_path: Path) -> None:
+    """The VAE's keys are known where diffusers is imported, which the driver does not."""
+    broken = Path(shutil.copytree(snapshot, tmp_path / "broken"))
+    file = broken / "vae" / "diffusion_pytorch_model.safetensors"
+    tensors = load_file(file)
+    key = sorted(tensors)[0]
+    file.unlink()
+    save_file({name: tensor for name, tensor in tensors.items() if name != key}, file)
+    before = node_processes()
+    with pytest.raises(SnapshotError, match=f"key {key} is missing"):
+        Pipeline.launch(broken)
+    wait_for_processes(before)
+
+
 def test_results_go_from_node_to_node_as_references(
     clean: Pipeline, picture: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -257,8 +309,6 @@ def test_admission_is_exact(clean: Pipeline, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_nothing_grows_with_the_number_of_requests(clean: Pipeline) -> None:
-    import psutil
-
     def memory() -> dict[int, int]:
         return {node["pid"]: psutil.Process(node["pid"]).memory_info().rss for node in clean.stats()["nodes"]}
 
