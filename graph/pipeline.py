@@ -28,7 +28,6 @@ from .request import GenerationRequest, RequestError
 from .result import GenerationResult
 from .workers import PipelineError, Workers
 
-
 CLOSE_SECONDS = 60.0
 
 
