@@ -48,7 +48,7 @@ def test_a_clip_from_an_image_with_every_option(
     options = ["--negative-prompt", "dark", "--image", image, "--frames", "5", "--guidance", "3", "--flow-shift", "10"]
     run = cosmoray(
         *("generate", "--model", snapshot, "--prompt", "A cube.", *TINY, *options, "--fps", "12"),
-        *("--seed", "6", "--placement", ROOT / "cluster.yaml", "--out", out),
+        *("--seed", "6", "--placement", ROOT / "examples" / "placement.yaml", "--out", out),
     )
     assert run.returncode == 0, run.stderr
     expected = fused(

@@ -36,7 +36,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 def test_the_file_in_the_repository_is_valid() -> None:
-    placement = Placement.from_yaml(Path(__file__).parents[1] / "cluster.yaml")
+    placement = Placement.from_yaml(Path(__file__).parents[1] / "examples" / "placement.yaml")
     assert placement.node("denoise").replicas == 2
 
 
