@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import torch
@@ -38,7 +39,11 @@ class Node:
         return {}
 
     def close(self) -> None:
-        """Let go of the device."""
+        """Let go of the device: weights, copies and what the allocator keeps. The node is of no use afterwards."""
+        self.__dict__.clear()
+        gc.collect()
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
 
 
 class StoreNode(Node):

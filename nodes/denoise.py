@@ -13,7 +13,9 @@ from typing import Any
 
 import torch
 
-from cosmos3_model.sampling import Sampler
+from cosmos3_model.attention import DensePrefix
+from cosmos3_model.sampling import Sampler, SamplingSettings
+from cosmos3_model.schedule import ScheduleSettings
 from cosmos3_model.towers import Branch
 from cosmos3_model.transformer import load_generation
 from kvstore.handle import KVHandle
@@ -88,8 +90,17 @@ class DenoiseNode(StoreNode):
         self._counters = {"steps": 0, "rounds": 0, "forwards": 0, "finished": 0}
 
     def warm_up(self) -> None:
-        # The solver's first use imports diffusers; a request should not wait for it.
-        import diffusers.schedulers.scheduling_unipc_multistep  # noqa: F401
+        """One step of a small picture over a text of zeros: the first forward, and the import that the solver needs."""
+        config = self.snapshot.transformer
+        side = 4 * self.snapshot.spatial_compression
+        settings = SamplingSettings(
+            self.snapshot.latent_shape(1, side, side), 24.0, 0, 1.0, ScheduleSettings.resolve(self.snapshot, 1)
+        )
+        shape = (8, config.num_key_value_heads, config.head_dim)
+        text = torch.zeros(shape, dtype=self.settings.torch_dtype, device=self.settings.device)
+        prefix = DensePrefix([(text, text)] * config.num_hidden_layers)
+        sampler = Sampler(self.snapshot, settings, [prefix], device=self.settings.device)
+        sampler.advance(self._tower(sampler.branches()))
 
     @property
     def active(self) -> int:

@@ -21,6 +21,7 @@ app = typer.Typer(
 )
 # The base of typer's errors in use; newer releases of typer bring their own copy of click.
 UsageError: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+INTERRUPTED = 130
 # What a request calls its fields, where the option is called otherwise.
 OPTION_OF: dict[str, str] = {
     "num_frames": "--frames",
@@ -169,11 +170,14 @@ def _output_of(out: Path) -> Any:
 def main() -> None:
     """Entry point: every error that a user can cause is one line on stderr."""
     try:
-        sys.exit(app(standalone_mode=False))
+        code = app(standalone_mode=False)
+        if code == INTERRUPTED:  # typer turns Ctrl-C into this code, and says nothing
+            raise KeyboardInterrupt
+        sys.exit(code)
     except UsageError as error:
         _fail(f"{' '.join(error.format_message().split())} (see cosmoray --help)", 2)
     except (typer.Abort, KeyboardInterrupt):
-        _fail("interrupted", 130)
+        _fail("interrupted", INTERRUPTED)
     except Exception as error:  # noqa: BLE001 - sorted by _explain, which raises what nobody expected
         _fail(_explain(error), 1)
 

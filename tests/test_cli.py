@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from conftest import SIZE
 from PIL import Image
@@ -57,6 +60,26 @@ def test_a_clip_from_an_image_with_every_option(
     )  # fmt: skip
     assert np.array_equal(np.load(out), expected.frames)
     assert "image-to-video, 5 frame(s)" in run.stdout
+
+
+def test_an_interrupt_is_one_line_and_leaves_nothing(snapshot: Path, tmp_path: Path) -> None:
+    """Ctrl-C while it denoises: no file, no process, the conventional exit code."""
+    size = ["--frames", "17", "--height", "320", "--width", "480", "--steps", "900"]
+    options = ["--model", str(snapshot), "--prompt", "x", *size, "--out", str(tmp_path / "clip.mp4")]
+    env = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
+    command = [sys.executable, "-m", "serving.cli", "generate", *options]
+    with subprocess.Popen(command, cwd=ROOT, env=env, stderr=subprocess.PIPE, text=True) as run:
+        time.sleep(20)
+        children = psutil.Process(run.pid).children(recursive=True)
+        run.send_signal(signal.SIGINT)
+        _, err = run.communicate(timeout=60)
+    assert run.returncode == 130
+    assert err.splitlines()[-1] == "cosmoray: interrupted"
+    assert "Traceback" not in err
+    assert list(tmp_path.iterdir()) == []
+    assert children
+    _, alive = psutil.wait_procs(children, timeout=20)
+    assert not alive
 
 
 GENERATE = ["generate", "--prompt", "x", "--out", "OUT.png"]
