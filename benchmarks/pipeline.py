@@ -44,13 +44,16 @@ def milliseconds(action: Callable[[], Any]) -> tuple[float, Any]:
     return (time.perf_counter() - started) * 1000, result
 
 
-def hop(result: GenerationResult) -> float:
-    """Milliseconds of one hop: the request's time in which no node worked on it, over its hops.
-
-    A chain of n nodes has n + 1 hops: to the first, between them, and back to the caller.
-    """
-    idle = result.metadata["seconds"] - sum(timing.seconds for timing in result.timings)
-    return idle * 1000 / (len(result.timings) + 1)
+def hops(result: GenerationResult) -> dict[str, float]:
+    """Milliseconds of each hop of a chain, in which no node works: from the caller, between nodes, and back."""
+    timings = sorted(result.timings, key=lambda timing: timing.start)
+    names = ["caller", *(timing.node for timing in timings), "caller"]
+    ends = [0.0, *(timing.end for timing in timings)]
+    starts = [*(timing.start for timing in timings), result.metadata["seconds"]]
+    return {
+        f"{source} to {target}": (start - end) * 1000
+        for source, target, end, start in zip(names, names[1:], ends, starts, strict=False)
+    }
 
 
 def four_in_flight(pipeline: Pipeline, fields: dict[str, Any]) -> float:
@@ -59,6 +62,10 @@ def four_in_flight(pipeline: Pipeline, fields: dict[str, Any]) -> float:
     for pending in [pipeline.submit(**PROMPTS, **fields, seed=seed) for seed in range(4)]:
         pending.result(120)
     return (time.perf_counter() - started) * 1000 / 4
+
+
+def median_of(rows: list[dict[str, float]]) -> dict[str, float]:
+    return {name: statistics.median(row[name] for row in rows) for name in rows[0]}
 
 
 def pool_mapping_kib(pid: int) -> dict[str, int]:
@@ -94,7 +101,7 @@ def measure(requests: int) -> dict[str, Any]:
                 found["requests"][name] = {
                     "fused_ms": statistics.median(alone),
                     "pipeline_ms": statistics.median(spent for spent, _ in ours),
-                    "hop_ms": statistics.median(hop(result) for _, result in ours),
+                    "hops_ms": median_of([hops(result) for _, result in ours]),
                     "four_in_flight_ms_each": statistics.median(four_in_flight(pipeline, fields) for _ in range(5)),
                 }
             fields = REQUESTS["image 64x96, 8 steps"]
@@ -118,12 +125,15 @@ def show(found: dict[str, Any], console: Console) -> None:
     console.print(f"{found['date']}, {found['machine']}, {found['versions']}")
     names = ", ".join(f"{name} {seconds:.1f}" for name, seconds in found["ready_s"].items())
     console.print(f"launch to ready: {found['launch_s']:.1f} s ({names})")
-    table = Table("request", "fused ms", "pipeline ms", "over fused ms", "hop ms", "4 in flight, ms each")
+    table = Table("request", "fused ms", "pipeline ms", "over fused ms", "mean hop ms", "4 in flight, ms each")
     for name, row in found["requests"].items():
         over = row["pipeline_ms"] - row["fused_ms"]
-        cells = (row["fused_ms"], row["pipeline_ms"], over, row["hop_ms"], row["four_in_flight_ms_each"])
+        mean_hop = statistics.mean(row["hops_ms"].values())
+        cells = (row["fused_ms"], row["pipeline_ms"], over, mean_hop, row["four_in_flight_ms_each"])
         table.add_row(name, *(f"{cell:.1f}" for cell in cells))
     console.print(table)
+    for name, row in found["requests"].items():
+        console.print(f"hops of {name}: " + ", ".join(f"{hop} {spent:.1f} ms" for hop, spent in row["hops_ms"].items()))
     growth = found["growth"]
     console.print(
         f"{growth['requests']} requests in a row: {growth['first_quarter_ms']:.1f} ms each in the first quarter, "

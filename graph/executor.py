@@ -194,7 +194,10 @@ class Executor:
                     case ("saved", _):
                         walk.saved[node.name] = await anext(items)
                     case ("done", report):
-                        return await anext(items), report
+                        latents = await anext(items)
+                        num_steps = walk.job.sampling.schedule.num_inference_steps
+                        walk.tell(Progress(request_id, node.name, num_steps, num_steps))
+                        return latents, report
             raise PipelineError(f"{node.name}: the stream ended without a result")
         except (asyncio.CancelledError, TimeoutError):
             await asyncio.shield(self._cancel(replica, request_id, items))

@@ -71,7 +71,7 @@ class NodeActor:
         """Denoise a request, telling about it on the way. A streaming generator.
 
         Yields:
-            `("step", done, total)` after each step; `("saved", step)` followed by a state; at the end
+            `("step", done, total)` after each step but the last; `("saved", step)` followed by a state; at the end
             `("done", report)` followed by the latents. States and latents come as items of their own, so that the
             caller can hold references to them without fetching them.
         """
@@ -92,7 +92,8 @@ class NodeActor:
                 event = await inbox.get()
                 match event:
                     case StepDone(step=step, num_steps=total):
-                        yield ("step", step, total)
+                        if step < total:  # the last step is told by the end itself: an item less to wait for
+                            yield ("step", step, total)
                     case Saved(step=step, state=state):
                         yield ("saved", step)
                         yield pack(state)
