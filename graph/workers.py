@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -31,7 +32,8 @@ DEAD = (ActorDiedError, ActorUnavailableError, WorkerCrashedError, NodeDiedError
 # Ray's decorator puts methods on a class that type checkers cannot see.
 KVStoreActor: Any = store_actor.KVStoreActor
 NodeActor: Any = node_actor.NodeActor
-HEARTBEAT_EVERY = 2.0
+HEARTBEAT_SECONDS = 2.0
+RESTARTS_BEFORE_FAILURE = 3
 CLOSE_SECONDS = 5.0
 
 
@@ -87,8 +89,8 @@ class Workers:
                         group.create_task(start_one(kind))
         except BaseExceptionGroup as group_error:
             raise group_error.exceptions[0] from None
-        self._spawn(self._watch())
-        self._spawn(self._renew())
+        self._spawn(self._every(HEARTBEAT_SECONDS, self._heartbeat))
+        self._spawn(self._every(self._placement.store.lease_seconds / 4, self._renew))
 
     async def close(self) -> None:
         """Let every node free its device, then end all actors."""
@@ -146,6 +148,8 @@ class Workers:
             if generation != self.store_generation or await self._store_answers():
                 return
             logger.warning("the K/V store died; starting another, texts are prefilled again")
+            with contextlib.suppress(Exception):
+                ray.kill(self.store)  # it may only hang
             await self._start_store()
             live = self.all()
             attached = (replica.actor.attach_store.remote(self.store) for replica in live)
@@ -198,21 +202,22 @@ class Workers:
             raise PipelineError(f"{name} node died while starting ({type(error).__name__})") from None
 
     async def _replace(self, kind: str) -> None:
-        for delay in (0.0, 1.0, 5.0):
-            await asyncio.sleep(delay)
+        """Start another, until it succeeds. After the third failure, whoever waits for this kind is told."""
+        for attempt in itertools.count(1):
             try:
                 await self._start_replica(kind)
                 self.replaced += 1
                 return
-            except Exception as error:  # noqa: BLE001 - told to whoever waits for this kind
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is logged and tried again
                 logger.warning("%s node did not start again: %s", kind, error)
-                reason = str(error)
-        async with self._changed:
-            self._failures[kind] = reason
-            self._changed.notify_all()
+                if attempt >= RESTARTS_BEFORE_FAILURE:
+                    async with self._changed:
+                        self._failures[kind] = str(error)
+                        self._changed.notify_all()
+            await asyncio.sleep(min(2.0**attempt, 30.0))
 
-    async def _watch(self) -> None:
-        """Our own heartbeat: Ray may take a minute to notice what a missing answer says in seconds."""
+    async def _heartbeat(self) -> None:
+        """Ask everybody for a sign of life: Ray may take a minute to notice what a missing answer says in seconds."""
         limit = self._placement.limits.heartbeat_seconds
 
         async def probe(replica: Replica) -> None:
@@ -221,16 +226,8 @@ class Workers:
             except (TimeoutError, *DEAD) as error:
                 await self.report_dead(replica, type(error).__name__)
 
-        while True:
-            await asyncio.sleep(HEARTBEAT_EVERY)
-            await asyncio.gather(*(probe(replica) for replica in self.all()))
-            await self.recover_store_if_dead()
-
-    async def recover_store_if_dead(self) -> None:
-        """Part of the heartbeat: a store that nobody asks anything of is replaced, too."""
-        generation = self.store_generation
-        if not await self._store_answers():
-            await self.recover_store(generation)
+        await asyncio.gather(*(probe(replica) for replica in self.all()))
+        await self.recover_store(self.store_generation)
 
     async def _store_answers(self) -> bool:
         try:
@@ -241,10 +238,17 @@ class Workers:
 
     async def _renew(self) -> None:
         """Keep the leases of running requests alive."""
+        if self.leases:
+            await _quietly(self.store.renew.remote(sorted(self.leases)), self._placement.store.lease_seconds)
+
+    async def _every(self, seconds: float, action: Callable[[], Awaitable[None]]) -> None:
+        """Do it again and again. One time that fails does not end it."""
         while True:
-            await asyncio.sleep(self._placement.store.lease_seconds / 4)
-            if self.leases:
-                await _quietly(self.store.renew.remote(sorted(self.leases)), self._placement.store.lease_seconds)
+            await asyncio.sleep(seconds)
+            try:
+                await action()
+            except Exception:
+                logger.exception("%s failed; it is tried again", getattr(action, "__name__", action))
 
     def _spawn(self, coroutine: Any) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)

@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from conftest import PROMPTS, SIZE
 
 from graph.executor import Progress
 from graph.pipeline import Pipeline
+from graph.workers import PipelineError
 
 CLIP = {**PROMPTS, **SIZE, "num_frames": 17, "num_inference_steps": 4, "seed": 21}
 SLOW = {**PROMPTS, "num_frames": 17, "height": 320, "width": 480, "seed": 22, "num_inference_steps": 8}
@@ -138,3 +140,20 @@ def test_a_node_that_hangs_is_noticed_by_the_heartbeat(healed: Pipeline, fused_r
     while psutil.pid_exists(pid):
         assert time.monotonic() < deadline, "the hanging process is still there"
         time.sleep(0.1)
+
+
+def test_a_node_that_cannot_start_again_is_told_and_comes_back_when_it_can(healed: Pipeline, snapshot: Path) -> None:
+    """The snapshot is gone for a while: requests fail with the reason, and later ones are served."""
+    hidden = snapshot.with_name("hidden")
+    snapshot.rename(hidden)
+    try:
+        ray.kill(healed.workers.replicas("prefill")[0].actor)
+        with pytest.raises(PipelineError, match=r"no prefill node is left: .*no such snapshot folder"):
+            healed.submit(**CLIP, output="latent").result(120)
+    finally:
+        hidden.rename(snapshot)
+    deadline = time.monotonic() + 60
+    while not healed.workers.replicas("prefill"):
+        assert time.monotonic() < deadline, "the node was given up for good"
+        time.sleep(0.2)
+    healed.generate(**CLIP)
