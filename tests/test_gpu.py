@@ -83,8 +83,11 @@ def test_requests_in_one_batch_stay_themselves(launched: tuple[str, Pipeline], f
     mixed = [STILL | {"seed": seed, "prompt": f"Number {seed}."} for seed in range(4)]
     alone = [fused(**fields).frames for fields in mixed]
     pending = [pipeline.submit(**fields) for fields in mixed]
-    together = [item.result(120).media for item in pending]
-    for index, frames in enumerate(together):
+    results = [item.result(120) for item in pending]
+    largest = max(result.metadata["largest_batch"] for result in results)
+    assert {result.metadata["batching"] for result in results} == {batching}
+    assert (largest > 1) == (batching == "joint"), "the requests did not share a forward"
+    for index, frames in enumerate(result.media for result in results):
         own = psnr(frames, alone[index])
         other = max(psnr(frames, alone[i]) for i in range(4) if i != index)
         print(f"{batching}, request {index}: own {own:.1f} dB, nearest other {other:.1f} dB")
