@@ -10,6 +10,7 @@ import asyncio
 import gc
 import os
 import time
+from collections import deque
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -22,7 +23,7 @@ from kvstore.actor import RayStoreClient
 from .catalog import build_node
 from .codec import pack, unpack
 from .denoise import Failed, Finished, Saved, StepDone
-from .job import Job, NodeSettings
+from .job import Job, NodeSettings, RequestCancelled
 
 
 @ray.remote(max_restarts=0)
@@ -37,6 +38,8 @@ class NodeActor:
         self._inboxes: dict[str, asyncio.Queue[Any]] = {}
         self._left: dict[str, asyncio.Event] = {}
         self._driver: asyncio.Task[None] | None = None
+        # A cancel may overtake the call that it is meant for, whose inputs have to be fetched first.
+        self._cancelled_early: deque[str] = deque(maxlen=256)
 
     async def load(self) -> None:
         """Build the node and warm it up. Errors of the snapshot are raised here."""
@@ -79,6 +82,9 @@ class NodeActor:
         started = time.time()
         inbox: asyncio.Queue[Any] = asyncio.Queue()
         request_id = job.request_id
+        if request_id in self._cancelled_early:
+            self._cancelled_early.remove(request_id)
+            raise RequestCancelled(f"request {request_id} was cancelled")
         if request_id in self._inboxes:
             # A caller that retries too early: the earlier run of the same request has to leave first.
             await self.cancel(request_id)
@@ -111,9 +117,11 @@ class NodeActor:
     async def cancel(self, request_id: str) -> None:
         """Make a denoising request leave before its next step; returns when it has left."""
         left = self._left.get(request_id)
-        if left is not None:
-            self._node.cancel(request_id)
-            await left.wait()
+        if left is None:
+            self._cancelled_early.append(request_id)
+            return
+        self._node.cancel(request_id)
+        await left.wait()
 
     async def health(self) -> float:
         """Seconds since the epoch, to show that the loop turns."""

@@ -17,6 +17,7 @@ import pytest
 import ray
 import torch
 from conftest import PROMPTS, SIZE
+from local import job_of
 from safetensors.torch import load_file, save_file
 
 from cosmos3_model.attention import get_backend
@@ -153,6 +154,15 @@ def test_cancel_stops_within_two_steps_and_returns_the_pages(clean: Pipeline) ->
     time.sleep(1.0)
     assert 2 <= steps_run() - before <= 4
     assert sum(node["active"] for node in clean.stats()["nodes"] if node["kind"] == "denoise") == 0
+
+
+def test_a_cancel_that_overtakes_its_request_still_counts(clean: Pipeline, snapshot: Path) -> None:
+    actor = clean.workers.replicas("denoise")[0].actor
+    job = job_of(snapshot, "overtaken", **STILL)
+    ray.get(actor.cancel.remote("overtaken"), timeout=30)
+    with pytest.raises(ray.exceptions.RayTaskError, match="overtaken was cancelled"):
+        for item in actor.stream.remote(job, ["handles"], []):
+            ray.get(item, timeout=30)
 
 
 def test_a_request_out_of_time_fails_and_stops(clean: Pipeline) -> None:
