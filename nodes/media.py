@@ -1,9 +1,10 @@
-"""Pictures and clips in and out: whatever a user has becomes RGB8, and RGB8 becomes the file that they want."""
+"""Pictures in, pictures, clips and sound out: what a user has becomes RGB8, and RGB8 the file that they want."""
 
 from __future__ import annotations
 
 import io
 import tempfile
+import wave
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ SUFFIXES: dict[str, OutputFormat] = {
     "": "png_frames",
 }
 JPEG_QUALITY = 95
+AAC_BIT_RATE = 192_000
 MAX_PIXELS = 1 << 26
 ImageSource = str | Path | bytes | np.ndarray | Image.Image
 
@@ -47,13 +49,15 @@ def load_image(source: ImageSource) -> np.ndarray:
     name = "the image" if isinstance(source, bytes | Image.Image) else str(source)
     try:
         if isinstance(source, Image.Image):
-            return _to_rgb8(source)
+            return to_rgb8(source)
         with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
             if image.width * image.height > MAX_PIXELS:
                 raise MediaError(f"{name}: {image.width}x{image.height} is more than {MAX_PIXELS} pixels")
-            return _to_rgb8(image)
+            return to_rgb8(image)
     except FileNotFoundError:
         raise MediaError(f"{name}: no such file") from None
+    except IsADirectoryError:
+        raise MediaError(f"{name}: a folder and not a picture") from None
     except UnidentifiedImageError:
         raise MediaError(f"{name}: not a picture that can be read (PNG, JPEG, WebP, GIF, ...)") from None
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
@@ -62,7 +66,8 @@ def load_image(source: ImageSource) -> np.ndarray:
         raise MediaError(f"{name}: the picture is damaged ({error})") from None
 
 
-def _to_rgb8(image: Image.Image) -> np.ndarray:
+def to_rgb8(image: Image.Image) -> np.ndarray:
+    """A PIL image of any mode as RGB8 `[h, w, 3]`; `load_image` says how."""
     image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I"):
         grey = (np.asarray(image).astype(np.float64) / 257).round().clip(0, 255).astype(np.uint8)
@@ -121,6 +126,45 @@ def _encode_mp4(frames: np.ndarray, fps: float) -> bytes:
         return path.read_bytes()
 
 
+def mux_sound(mp4: bytes, sound: np.ndarray, rate: int) -> bytes:
+    """An MP4 file with samples `[channels, N]` in [-1, 1] beside its pictures, which are copied as they are.
+
+    AAC at `rate`, stereo (or mono); the same input gives the same bytes.
+    """
+    import av
+
+    with tempfile.TemporaryDirectory(prefix="cosmoray-") as folder:
+        path = Path(folder) / "clip.mp4"
+        with (
+            av.open(io.BytesIO(mp4)) as silent,
+            av.open(str(path), "w", options={"movflags": "faststart"}) as container,
+        ):
+            video = container.add_stream_from_template(silent.streams.video[0])
+            audio: Any = container.add_stream("aac", rate=rate, options={"threads": "1"})
+            audio.layout, audio.bit_rate = ("stereo" if len(sound) == 2 else "mono"), AAC_BIT_RATE
+            audio.codec_context.flags |= av.codec.context.Flags.bitexact
+            for packet in silent.demux(video=0):
+                if packet.dts is not None:  # the last one is empty and only flushes
+                    packet.stream = video
+                    container.mux(packet)
+            frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(sound), format="fltp", layout=audio.layout.name)
+            frame.sample_rate, frame.pts = rate, 0
+            for frames in (frame, None):
+                container.mux(audio.encode(frames))
+        return path.read_bytes()
+
+
+def encode_wav(sound: np.ndarray, rate: int) -> bytes:
+    """A WAV file, 16 bits a sample, of samples `[channels, N]` in [-1, 1]."""
+    stream = io.BytesIO()
+    with wave.open(stream, "wb") as file:
+        file.setnchannels(len(sound))
+        file.setsampwidth(2)
+        file.setframerate(rate)
+        file.writeframes((sound.T * 32767).round().clip(-32768, 32767).astype("<i2").tobytes())
+    return stream.getvalue()
+
+
 def missing_encoder(output: OutputFormat) -> str | None:
     """Why files of this kind cannot be written here, or None if they can."""
     if output != "mp4":
@@ -128,9 +172,10 @@ def missing_encoder(output: OutputFormat) -> str | None:
     try:
         import av
 
-        av.Codec("libx264", "w")
+        for codec in ("libx264", "aac"):
+            av.Codec(codec, "w")
     except ImportError:
         return "mp4 needs PyAV: pip install av"
     except ValueError:
-        return "mp4 needs a PyAV built with libx264: pip install --force-reinstall av"
+        return "mp4 needs a PyAV built with libx264 and aac: pip install --force-reinstall av"
     return None

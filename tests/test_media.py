@@ -44,6 +44,42 @@ def test_alpha_is_composited_on_black() -> None:
     assert np.array_equal(loaded[:, 4:], RGB[:, 4:])
 
 
+@pytest.mark.parametrize("kind", ["JPEG", "TIFF", "WEBP"])
+def test_photographs_that_say_how_to_turn_them_are_turned(kind: str) -> None:
+    turned, whole = Image.fromarray(RGB.repeat(16, 0).repeat(16, 1)), Image.Exif()
+    whole[0x0112] = 8  # a quarter against the clock
+    data = as_file(turned, kind, exif=whole)
+    assert load_image(data).shape == (9 * 16, 6 * 16, 3)
+    assert np.abs(load_image(data).astype(int) - np.rot90(np.asarray(turned), 1).astype(int)).mean() < 24
+
+
+def test_what_a_file_is_called_does_not_matter(tmp_path: Path) -> None:
+    for name, kind in (("a.jpg", "PNG"), ("b.png", "GIF"), ("c", "BMP"), ("d.mp4", "PNG")):
+        (tmp_path / name).write_bytes(as_file(Image.fromarray(RGB).quantize(256), kind))
+        assert np.abs(load_image(tmp_path / name).astype(int) - RGB.astype(int)).mean() < 8, name
+
+
+def test_printers_colours_become_rgb8_from_jpeg_too() -> None:
+    cmyk = Image.fromarray(RGB.repeat(16, 0).repeat(16, 1)).convert("CMYK")
+    loaded = load_image(as_file(cmyk, "JPEG", quality=98))
+    assert np.abs(loaded.astype(int) - np.asarray(cmyk.convert("RGB")).astype(int)).mean() < 24
+
+
+def test_sixteen_bit_colours_are_scaled() -> None:
+    """Written by hand, because PIL reads such files and does not write them."""
+    import struct
+    import zlib
+
+    row = b"\0" + b"".join(struct.pack(">HHH", value, 0, 65535) for value in (0, 257 * 100, 65535))
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", 3, 1, 16, 2, 0, 0, 0)
+    parts = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(row)) + chunk(b"IEND", b"")
+    assert load_image(b"\x89PNG\r\n\x1a\n" + parts)[0].tolist() == [[0, 0, 255], [100, 0, 255], [255, 0, 255]]
+
+
 @pytest.mark.parametrize("mode", ["L", "P", "1", "CMYK", "LA", "RGBA"])
 def test_every_mode_becomes_rgb8(mode: str) -> None:
     image = Image.fromarray(RGB).convert(mode)
