@@ -25,9 +25,9 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from cosmos3_model.fused import FusedPipeline
 from cosmos3_model.snapshot import write_snapshot
 from graph.pipeline import Pipeline
+from graph.reference import ReferencePipeline
 from graph.result import GenerationResult
 
 REQUESTS: dict[str, dict[str, Any]] = {
@@ -89,7 +89,7 @@ def measure(requests: int) -> dict[str, Any]:
         )
         found["launch_s"] = time.perf_counter() - started
         found["ready_s"] = ready
-        fused = FusedPipeline(snapshot)
+        fused = ReferencePipeline(snapshot)
         with launched as pipeline:
             for name, fields in REQUESTS.items():
                 pipeline.generate(**PROMPTS, **fields, seed=0)

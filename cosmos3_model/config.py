@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
@@ -85,8 +86,10 @@ class SnapshotConfig:
     transformer: TransformerConfig
     scheduler: dict[str, Any] = field(hash=False)
     vae: dict[str, Any] = field(hash=False)
+    sound: dict[str, Any] | None = field(default=None, hash=False)
     default_use_system_prompt: bool = True
     use_native_flow_schedule: bool = False
+    distilled_sigmas: tuple[float, ...] | None = None
 
     @classmethod
     def from_folder(cls, root: str | Path) -> SnapshotConfig:
@@ -98,14 +101,17 @@ class SnapshotConfig:
         root = Path(root)
         if not root.is_dir():
             raise SnapshotError(f"{root}: no such snapshot folder")
-        index = read_json(root / "model_index.json")
+        index = _read_index(root)
+        sound = root / "sound_tokenizer" / "config.json"
         return cls(
             root=root,
             transformer=TransformerConfig.from_dict(read_json(root / "transformer" / "config.json")),
             scheduler=read_json(root / "scheduler" / "scheduler_config.json"),
             vae=read_json(root / "vae" / "config.json"),
+            sound=read_json(sound) if sound.exists() else None,
             default_use_system_prompt=bool(index.get("default_use_system_prompt", True)),
             use_native_flow_schedule=bool(index.get("use_native_flow_schedule", False)),
+            distilled_sigmas=_distilled_sigmas(root, index),
         )
 
     @property
@@ -128,6 +134,22 @@ class SnapshotConfig:
         s = self.spatial_compression
         return (1, self.latent_channels, frames, height // s, width // s)
 
+    @property
+    def sampling_rate(self) -> int:
+        """Sound samples per second."""
+        return int((self.sound or {}).get("sampling_rate", 48000))
+
+    @property
+    def hop_size(self) -> int:
+        """Sound samples per sound latent."""
+        sound = self.sound or {}
+        return int(sound.get("hop_size") or math.prod(sound.get("dec_strides", (2, 4, 5, 6, 8))))
+
+    def sound_shape(self, num_frames: int, fps: float) -> tuple[int, int]:
+        """`[channels, length]` of the sound latents that cover a clip; the last one may reach beyond its end."""
+        samples = int(num_frames / fps * self.sampling_rate)
+        return (self.transformer.sound_dim or 0, -(-samples // self.hop_size))
+
     @cached_property
     def fingerprint(self) -> str:
         """Names the transformer's weights: of every file its size, its header, and a sample of its bytes.
@@ -146,6 +168,24 @@ class SnapshotConfig:
                 stream.seek(max(0, size - 65536))
                 digest.update(stream.read())
         return digest.hexdigest()[:32]
+
+
+def _read_index(root: Path) -> dict[str, Any]:
+    """The pipeline's own settings: `model_index.json`, or `modular_model_index.json`, or both."""
+    files = [root / "model_index.json", root / "modular_model_index.json"]
+    found = [read_json(file) for file in files if file.exists()]
+    if not found:
+        raise SnapshotError(f"{files[0]}: file is missing from the snapshot, and so is {files[1].name}")
+    return {key: value for index in reversed(found) for key, value in index.items()}
+
+
+def _distilled_sigmas(root: Path, index: dict[str, Any]) -> tuple[float, ...] | None:
+    sigmas = index.get("distilled_sigmas")
+    if not sigmas:
+        return None
+    if not isinstance(sigmas, list) or not all(isinstance(sigma, int | float) for sigma in sigmas):
+        raise SnapshotError(f"{root / 'modular_model_index.json'}: distilled_sigmas must be a list of numbers")
+    return tuple(float(sigma) for sigma in sigmas)
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -13,10 +13,12 @@ import numpy as np
 import torch
 
 from .attention import DensePrefix
+from .conditioning import Conditioning
 from .config import SnapshotConfig
+from .families import lacks_sound
 from .prompts import PromptSettings, PromptTokenizer
 from .sampling import Sampler, SamplingSettings
-from .schedule import ScheduleSettings
+from .sound import SoundDecoder
 from .transformer import FusedTransformer, load_generation, load_understanding
 from .vae import WanVAE
 
@@ -28,9 +30,12 @@ class FusedOutput:
     Attributes:
         input_ids: Token ids of each branch, conditional first.
         prefixes: Text K/V of each branch, as of the last step.
-        anchor: The conditioning image's latent frame `[1, C, 1, H, W]`, or None.
-        latents: `[1, C, T, H, W]` float32.
+        anchor: The clean latent frames `[1, C, t, H, W]`, or None.
+        latents: Vision `[1, C, T, H, W]`, float32.
         frames: RGB8 `[frames, height, width, 3]`.
+        sound_latents: `[C, T]`, or None.
+        sound: Samples `[channels, N]` in [-1, 1], or None.
+        actions: `[chunk_size, width]`, or None.
     """
 
     input_ids: list[list[int]]
@@ -38,10 +43,13 @@ class FusedOutput:
     anchor: torch.Tensor | None
     latents: torch.Tensor
     frames: np.ndarray
+    sound_latents: torch.Tensor | None = None
+    sound: torch.Tensor | None = None
+    actions: torch.Tensor | None = None
 
 
 class FusedPipeline:
-    """Tokenizer, both towers and the VAE of one snapshot in this process."""
+    """Tokenizer, both towers, the VAE and the sound decoder of one snapshot in this process."""
 
     def __init__(
         self, root: str | Path, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
@@ -50,6 +58,7 @@ class FusedPipeline:
         self.device = device
         self.tokenizer = PromptTokenizer(self.snapshot)
         self.vae = WanVAE(self.snapshot, dtype=dtype, device=device)
+        self.sound = None if lacks_sound(self.snapshot) else SoundDecoder(self.snapshot, dtype=dtype, device=device)
         self.transformer = FusedTransformer(
             load_understanding(self.snapshot, dtype=dtype, device=device),
             load_generation(self.snapshot, dtype=dtype, device=device),
@@ -57,60 +66,49 @@ class FusedPipeline:
 
     def __call__(
         self,
-        prompt: str,
+        prompt: PromptSettings,
+        sampling: SamplingSettings,
         *,
-        negative_prompt: str = "",
-        image: np.ndarray | None = None,
-        num_frames: int = 189,
-        height: int = 720,
-        width: int = 1280,
-        fps: float = 24.0,
-        num_inference_steps: int = 35,
-        guidance_scale: float = 6.0,
-        seed: int = 0,
-        flow_shift: float | None = None,
-        use_karras_sigmas: bool | None = None,
-        use_system_prompt: bool | None = None,
-        add_resolution_template: bool = True,
-        add_duration_template: bool = True,
+        conditioning: Conditioning | None = None,
+        frames: np.ndarray | None = None,
+        actions: np.ndarray | None = None,
         on_step: Callable[[int, torch.Tensor], None] | None = None,
     ) -> FusedOutput:
-        """Generate one clip (one frame: an image). Argument names follow diffusers' `Cosmos3OmniPipeline`.
+        """Generate one clip (one frame: an image) from settings with nothing left open.
 
-        `on_step` is called after each step with its index and the latents.
+        Args:
+            prompt: Texts and templates.
+            sampling: Shapes, seed, guidance, schedule.
+            conditioning: What becomes of `frames`.
+            frames: RGB8 `[F, h, w, 3]` to start from, or None.
+            actions: `[chunk_size, width]` to follow, or None.
+            on_step: Called after each step with its index and the vision latents.
         """
-        if use_system_prompt is None:
-            use_system_prompt = self.snapshot.default_use_system_prompt
-        ids = self.tokenizer(
-            PromptSettings(
-                prompt,
-                negative_prompt,
-                num_frames,
-                height,
-                width,
-                fps,
-                use_system_prompt,
-                add_resolution_template,
-                add_duration_template,
-            )
-        )
-        settings = SamplingSettings(
-            self.snapshot.latent_shape(num_frames, height, width),
-            fps,
-            seed,
-            guidance_scale,
-            ScheduleSettings.resolve(self.snapshot, num_inference_steps, flow_shift, use_karras_sigmas),
-        )
-        branch_ids = list(ids) if settings.guided else [ids[0]]
-        anchor = self.vae.encode_image(image, height, width) if image is not None else None
+        ids = self.tokenizer(prompt)
+        branch_ids = list(ids) if sampling.guided else [ids[0]]
+        anchor = self.vae.encode(frames, conditioning) if frames is not None and conditioning is not None else None
         tensors = [torch.tensor(tokens, device=self.device) for tokens in branch_ids]
         prefixes = [self.transformer.understanding(tokens) for tokens in tensors]
-        sampler = Sampler(self.snapshot, settings, prefixes, anchor, self.device)
+        given = torch.from_numpy(actions) if actions is not None else None
+        sampler = Sampler(self.snapshot, sampling, prefixes, anchor, given, self.device)
         while not sampler.done:
+            branches = sampler.branches()
             velocities = [
-                self.transformer(tokens, branch) for tokens, branch in zip(tensors, sampler.branches(), strict=True)
+                self.transformer(tokens, branch)
+                for tokens, branch in zip(tensors[: len(branches)], branches, strict=True)
             ]
             sampler.advance(velocities)
             if on_step:
-                on_step(sampler.step_index - 1, sampler.latents)
-        return FusedOutput(branch_ids, prefixes, anchor, sampler.latents, self.vae.decode(sampler.latents))
+                on_step(sampler.step_index - 1, sampler.latents["vision"])
+        results = sampler.results()
+        sound = results.get("sound")
+        return FusedOutput(
+            branch_ids,
+            prefixes,
+            anchor,
+            results["vision"],
+            self.vae.decode(results["vision"]),
+            sound,
+            self.sound.decode(sound) if sound is not None and self.sound is not None else None,
+            results.get("action"),
+        )

@@ -93,3 +93,8 @@ class DomainLinear(nn.Module):
         super().__init__()
         self.fc = Embedding(domains, size_in * size_out)
         self.bias = Embedding(domains, size_out)
+
+    def forward(self, x: torch.Tensor, domain_id: int) -> torch.Tensor:
+        """`[N, size_in]` to `[N, size_out]` with the weights of one domain."""
+        bias = self.bias.weight[domain_id]
+        return torch.addmm(bias, x, self.fc.weight[domain_id].view(-1, len(bias)))

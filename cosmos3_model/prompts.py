@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .actions import caption
 from .config import SnapshotConfig, SnapshotError
 
 SYSTEM_IMAGE = "You are a helpful assistant who will generate images from a give prompt."
@@ -14,7 +15,11 @@ SYSTEM_VIDEO = "You are a helpful assistant who will generate videos from a give
 
 @dataclass(frozen=True)
 class PromptSettings:
-    """The two texts and what the templates say about the clip; switches are named as in diffusers."""
+    """The two texts and what the templates say about the clip; switches are named as in diffusers.
+
+    With an `action_view_point` the prompt becomes the JSON caption of action requests instead, and the negative
+    prompt stays as it is.
+    """
 
     prompt: str
     negative_prompt: str
@@ -25,6 +30,7 @@ class PromptSettings:
     use_system_prompt: bool
     add_resolution_template: bool = True
     add_duration_template: bool = True
+    action_view_point: str | None = None
 
 
 def describe(settings: PromptSettings, *, negative: bool) -> str:
@@ -32,6 +38,8 @@ def describe(settings: PromptSettings, *, negative: bool) -> str:
     image = settings.num_frames == 1
     verb = "is not" if negative else "is"
     text = settings.negative_prompt if negative else settings.prompt
+    if settings.action_view_point is not None:
+        return text if negative else _action_caption(settings, settings.action_view_point)
     if settings.add_duration_template and not image:
         seconds = settings.num_frames / settings.fps
         text = _append(text, f"The video {verb} {seconds:.1f} seconds long and {verb} of {settings.fps:.0f} FPS.")
@@ -39,6 +47,17 @@ def describe(settings: PromptSettings, *, negative: bool) -> str:
         kind = "image" if image else "video"
         text = _append(text, f"This {kind} {verb} of {settings.height}x{settings.width} resolution.")
     return text
+
+
+def _action_caption(settings: PromptSettings, view_point: str) -> str:
+    return caption(
+        settings.prompt,
+        view_point=view_point,
+        num_frames=settings.num_frames,
+        fps=settings.fps,
+        height=settings.height,
+        width=settings.width,
+    )
 
 
 def _append(text: str, sentence: str) -> str:

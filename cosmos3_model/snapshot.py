@@ -9,18 +9,19 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
 
-from .config import SnapshotConfig, TransformerConfig
+from .config import SnapshotConfig
+from .families import FAMILIES
+from .sound import audio_tokenizer
 from .transformer import expected_shapes
 
-FAMILIES = ("nano",)
 SHARDS = 2
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>")
 CHAT_TEMPLATE = (
@@ -38,20 +39,62 @@ class Size:
     layers: int
     hidden: int
     ffn: int
-    heads: int
     kv_heads: int
     head_dim: int
     rope_axes: tuple[int, int, int]
     vae_base: int
-    vae_decoder_base: int
+    sound_base: int
 
 
 SIZES = {
-    "tiny": Size(2, 64, 160, 4, 2, 16, (4, 2, 2), 8, 8),
-    "small": Size(4, 512, 1536, 4, 2, 128, (24, 20, 20), 16, 16),
+    "tiny": Size(2, 64, 160, 2, 16, (4, 2, 2), 8, 4),
+    "small": Size(4, 512, 1536, 2, 128, (24, 20, 20), 16, 8),
 }
 
-SCHEDULER = {
+
+@dataclass(frozen=True)
+class Family:
+    """What tells the snapshots of one family from another's.
+
+    Attributes:
+        queries: Query heads per K/V head.
+        pipeline_class: In `model_index.json`; None where there is `modular_model_index.json` instead.
+        sound: Whether the transformer has sound weights and the snapshot a sound tokenizer.
+        action: Whether the transformer has action weights.
+        sharded: Several files of weights with an index; else one file and none.
+        transformer: Where its config differs from Nano's.
+        index: Settings of the pipeline.
+    """
+
+    queries: int
+    pipeline_class: str | None = "Cosmos3OmniPipeline"
+    sound: bool = True
+    action: bool = True
+    sharded: bool = True
+    transformer: Mapping[str, Any] = field(default_factory=dict)
+    index: Mapping[str, Any] = field(default_factory=dict)
+
+
+_EDGE = {
+    "hidden_act": "relu2",
+    "qk_norm_for_text": False,
+    "use_und_k_norm_for_gen": True,
+    "rope_theta": 1e8,
+    "rms_norm_eps": 1e-5,
+}
+_DISTILLED = {"is_distilled": True, "distilled_sigmas": [1.0, 0.9375, 0.8333333333333334, 0.625]}
+# Nano's published index still carries the class name that it had before diffusers took the pipeline in.
+_OLD_CLASS = "Cosmos3OmniDiffusersPipeline"
+RECIPES: dict[str, Family] = {
+    "nano": Family(4, _OLD_CLASS),
+    "super": Family(8),
+    "edge": Family(2, sound=False, sharded=False, transformer=_EDGE, index={"use_native_flow_schedule": True}),
+    "nano-policy-droid": Family(4, _OLD_CLASS, sound=False, sharded=False),
+    "super-t2i-4step": Family(8, None, action=False, index=_DISTILLED),
+    "super-i2v-4step": Family(8, None, sound=False, action=False, index=_DISTILLED),
+}
+
+UNIPC = {
     "_class_name": "UniPCMultistepScheduler",
     "num_train_timesteps": 1000,
     "solver_order": 2,
@@ -63,6 +106,12 @@ SCHEDULER = {
     "sigma_max": 200.0,
     "flow_shift": 1.0,
     "final_sigmas_type": "zero",
+}
+EULER = {
+    "_class_name": "FlowMatchEulerDiscreteScheduler",
+    "num_train_timesteps": 1000,
+    "shift": 1.0,
+    "stochastic_sampling": True,
 }
 
 
@@ -91,7 +140,7 @@ def write_snapshot(root: str | Path, *, family: str = "nano", size: str = "tiny"
     # Written aside and renamed, so that an interrupted run leaves no half snapshot behind.
     draft = Path(tempfile.mkdtemp(prefix=f".{root.name}-", dir=root.parent))
     try:
-        _fill(draft, SIZES[size], seed)
+        _fill(draft, RECIPES[family], SIZES[size], seed)
         draft.chmod(0o755)
         if root.exists():
             root.rmdir()
@@ -101,28 +150,49 @@ def write_snapshot(root: str | Path, *, family: str = "nano", size: str = "tiny"
     return root
 
 
-def _fill(root: Path, size: Size, seed: int) -> None:
+def _fill(root: Path, family: Family, size: Size, seed: int) -> None:
     vocab_size = _write_tokenizer(root / "text_tokenizer")
-    _write_json(root / "model_index.json", MODEL_INDEX)
-    _write_json(root / "scheduler" / "scheduler_config.json", SCHEDULER)
-    _write_json(root / "transformer" / "config.json", _transformer_config(size, vocab_size))
+    _write_index(root, family)
+    scheduler = EULER if family.pipeline_class is None else UNIPC
+    _write_json(root / "scheduler" / "scheduler_config.json", scheduler)
+    _write_json(root / "transformer" / "config.json", _transformer_config(family, size, vocab_size))
     _write_vae(root / "vae", size, seed)
+    if family.sound:
+        _write_sound(root / "sound_tokenizer", size, seed)
     snapshot = SnapshotConfig.from_folder(root)
-    _write_transformer(root / "transformer", expected_shapes(snapshot), snapshot.transformer, seed)
+    shards = SHARDS if family.sharded else 1
+    _write_transformer(root / "transformer", expected_shapes(snapshot), shards, seed)
 
 
-# Nano's published index still carries the class name that it had before diffusers took the pipeline in.
-MODEL_INDEX = {
-    "_class_name": "Cosmos3OmniDiffusersPipeline",
-    "scheduler": ["diffusers", "UniPCMultistepScheduler"],
-    "text_tokenizer": ["transformers", "Qwen2Tokenizer"],
-    "transformer": ["diffusers", "Cosmos3OmniTransformer"],
-    "vae": ["diffusers", "AutoencoderKLWan"],
-}
+def _write_index(root: Path, family: Family) -> None:
+    parts: dict[str, list[str | None]] = {
+        "scheduler": ["diffusers", "UniPCMultistepScheduler"],
+        "sound_tokenizer": ["diffusers", "Cosmos3AVAEAudioTokenizer"] if family.sound else [None, None],
+        "text_tokenizer": ["transformers", "Qwen2Tokenizer"],
+        "transformer": ["diffusers", "Cosmos3OmniTransformer"],
+        "vae": ["diffusers", "AutoencoderKLWan"],
+    }
+    if family.pipeline_class is not None:
+        _write_json(root / "model_index.json", {"_class_name": family.pipeline_class, **parts, **family.index})
+        return
+    parts["scheduler"] = ["diffusers", "FlowMatchEulerDiscreteScheduler"]
+    modular = {
+        "_class_name": "Cosmos3DistilledModularPipeline",
+        "_blocks_class_name": "Cosmos3DistilledBlocks",
+        "default_use_system_prompt": True,
+        "enable_safety_checker": True,
+        **{
+            name: [*kind, {"type_hint": kind, "pretrained_model_name_or_path": None, "subfolder": name}]
+            for name, kind in parts.items()
+            if name != "sound_tokenizer"
+        },
+        **family.index,
+    }
+    _write_json(root / "modular_model_index.json", modular)
 
 
-def _transformer_config(size: Size, vocab_size: int) -> dict[str, Any]:
-    return {
+def _transformer_config(family: Family, size: Size, vocab_size: int) -> dict[str, Any]:
+    values: dict[str, Any] = {
         "_class_name": "Cosmos3OmniTransformer",
         "attention_bias": False,
         "base_fps": 24,
@@ -133,7 +203,7 @@ def _transformer_config(size: Size, vocab_size: int) -> dict[str, Any]:
         "intermediate_size": size.ffn,
         "latent_channel": 48,
         "latent_patch_size": 2,
-        "num_attention_heads": size.heads,
+        "num_attention_heads": size.kv_heads * family.queries,
         "num_hidden_layers": size.layers,
         "num_key_value_heads": size.kv_heads,
         "patch_latent_dim": 192,
@@ -141,11 +211,9 @@ def _transformer_config(size: Size, vocab_size: int) -> dict[str, Any]:
         "rms_norm_eps": 1e-6,
         "rope_axes_dim": list(size.rope_axes),
         "rope_theta": 5_000_000.0,
-        "action_gen": True,
-        "action_dim": 64,
+        "action_gen": family.action,
         "num_embodiment_domains": 32,
-        "sound_gen": True,
-        "sound_dim": 64,
+        "sound_gen": family.sound,
         "sound_latent_fps": 25.0,
         "timestep_scale": 0.001,
         "unified_3d_mrope_reset_spatial_ids": True,
@@ -153,6 +221,11 @@ def _transformer_config(size: Size, vocab_size: int) -> dict[str, Any]:
         "use_und_k_norm_for_gen": False,
         "vocab_size": vocab_size,
     }
+    if family.action:
+        values["action_dim"] = 64
+    if family.sound:
+        values["sound_dim"] = 64
+    return values | dict(family.transformer)
 
 
 def _write_tokenizer(folder: Path) -> int:
@@ -168,12 +241,15 @@ def _write_tokenizer(folder: Path) -> int:
     return -(-len(tokenizer) // 64) * 64
 
 
-def _write_transformer(folder: Path, shapes: dict[str, tuple[int, ...]], config: TransformerConfig, seed: int) -> None:
+def _write_transformer(folder: Path, shapes: dict[str, tuple[int, ...]], shards: int, seed: int) -> None:
     generator = torch.Generator("cpu").manual_seed(seed)
     tensors = {key: _random(key, shapes[key], generator).to(torch.bfloat16) for key in sorted(shapes)}
+    if shards == 1:
+        save_file(tensors, folder / "diffusion_pytorch_model.safetensors", metadata={"format": "pt"})
+        return
     weight_map: dict[str, str] = {}
-    for number, keys in enumerate(_split(list(tensors), SHARDS), start=1):
-        name = f"diffusion_pytorch_model-{number:05}-of-{SHARDS:05}.safetensors"
+    for number, keys in enumerate(_split(list(tensors), shards), start=1):
+        name = f"diffusion_pytorch_model-{number:05}-of-{shards:05}.safetensors"
         save_file({key: tensors[key] for key in keys}, folder / name, metadata={"format": "pt"})
         weight_map |= dict.fromkeys(keys, name)
     total = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
@@ -202,7 +278,7 @@ def _write_vae(folder: Path, size: Size, seed: int) -> None:
         vae: Any = AutoencoderKLWan(
             z_dim=48,
             base_dim=size.vae_base,
-            decoder_base_dim=size.vae_decoder_base,
+            decoder_base_dim=size.vae_base,
             dim_mult=[1, 2, 4, 4],
             num_res_blocks=1,
             temperal_downsample=[False, True, True],
@@ -216,6 +292,16 @@ def _write_vae(folder: Path, size: Size, seed: int) -> None:
             latents_std=(0.5 + torch.rand(48, generator=generator)).tolist(),
         )
     vae.save_pretrained(folder)
+
+
+def _write_sound(folder: Path, size: Size, seed: int) -> None:
+    base = size.sound_base
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed + 2)
+        tokenizer = audio_tokenizer({"dec_dim": base, "enc_dim": base, "enc_num_blocks": 1})
+        # Random weights make it so loud that nearly everything would be clipped.
+        tokenizer.decoder.conv2.weight_g.data.mul_(0.2)
+    tokenizer.save_pretrained(folder)
 
 
 def _split(items: list[str], parts: int) -> Iterator[list[str]]:

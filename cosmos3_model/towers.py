@@ -16,7 +16,7 @@ from torch import nn
 from .attention import AttentionBackend, DensePrefix, KVPrefix
 from .config import TransformerConfig
 from .layers import MLP, DomainLinear, Embedding, Linear, RMSNorm, TimestepEmbedder
-from .layout import VisionLayout, patchify, text_positions, unpatchify
+from .layout import Latents, Layout, Modality, Segment, patchify, text_positions, unpatchify
 from .rotary import RotaryEmbedding, apply_rotary
 
 # Keys that every checkpoint holds and no tower needs: logits, and the norm after the last text layer.
@@ -162,15 +162,15 @@ class Branch:
     """One guidance branch of one request at one step: what the generation tower needs to know of it.
 
     Attributes:
-        latents: `[1, C, T, H, W]`, any floating type.
+        latents: Of each modality, any floating type.
         timestep: Of the noisy frames, on the scheduler's scale (0 to 1000).
         layout: Positions and clean frames.
         prefix: The branch's frozen text K/V.
     """
 
-    latents: torch.Tensor
+    latents: Latents
     timestep: float
-    layout: VisionLayout
+    layout: Layout
     prefix: KVPrefix
 
 
@@ -198,8 +198,8 @@ class GenerationTower(nn.Module):
             self.action_modality_embed = nn.Parameter(torch.empty(hidden))
 
     @torch.inference_mode()
-    def forward(self, branches: list[Branch]) -> list[torch.Tensor]:
-        """Velocity of each branch, `[1, C, T, H, W]` float32, zero on its clean frames.
+    def forward(self, branches: list[Branch]) -> list[Latents]:
+        """Velocity of each branch by modality, in the shapes of its latents, float32, zero on clean frames.
 
         The branches' tokens are packed along one axis: linear layers see them all at once, attention keeps each
         to itself and its own prefix.
@@ -217,23 +217,52 @@ class GenerationTower(nn.Module):
                 return _pad_rows(self.backend.with_prefix(layer_index, q[:rows], k[:rows], v[:rows], lengths, prefixes))
 
             x = layer(x, cos, sin, attend)
-        tokens = self.proj_out(self.norm_moe_gen(x))[:rows].split(lengths)
-        return [self._velocity(part, branch.layout) for part, branch in zip(tokens, branches, strict=True)]
+        x = self.norm_moe_gen(x)
+        # Vision is nearly all of it, so it is projected for all branches at once; the rest branch by branch.
+        pixels = self.proj_out(x)[:rows].split(lengths)
+        hidden = x[:rows].split(lengths)
+        return [
+            self._velocities(branch.layout, *parts) for branch, *parts in zip(branches, hidden, pixels, strict=True)
+        ]
 
     def _embed(self, branch: Branch) -> torch.Tensor:
-        """Patches to hidden states; the timestep is added on noisy frames only."""
+        """Latents to hidden states; the timestep is added on noisy frames only."""
         dtype = self.proj_in.weight.dtype
-        x = self.proj_in(patchify(branch.latents.to(dtype), self.config.latent_patch_size))
-        timestep = torch.tensor([branch.timestep], device=x.device) * self.config.timestep_scale
-        embedding = self.time_embedder(timestep).to(dtype)
-        frames = x.view(branch.layout.grid[0], -1, x.shape[-1])
-        frames[branch.layout.noisy_frames] += embedding
-        return frames.flatten(0, 1)
+        scaled = torch.tensor([branch.timestep], device=self.proj_in.weight.device) * self.config.timestep_scale
+        embedding = self.time_embedder(scaled).to(dtype)
+        parts = []
+        for name, segment in branch.layout.segments.items():
+            x = self._project_in(name, branch.latents[name].to(dtype), segment)
+            frames = x.view(segment.grid[0], -1, x.shape[-1])
+            frames[segment.noisy_frames] += embedding
+            parts.append(frames.flatten(0, 1))
+        return torch.cat(parts)
 
-    def _velocity(self, tokens: torch.Tensor, layout: VisionLayout) -> torch.Tensor:
-        velocity = unpatchify(tokens, layout, self.config.latent_patch_size).float()
-        velocity[:, :, list(layout.clean_frames)] = 0
-        return velocity
+    def _project_in(self, name: Modality, latents: torch.Tensor, segment: Segment) -> torch.Tensor:
+        if name == "vision":
+            return self.proj_in(patchify(latents, self.config.latent_patch_size))
+        if name == "sound":
+            return self.audio_proj_in(latents.T) + self.audio_modality_embed
+        return self.action_proj_in(latents, segment.domain_id) + self.action_modality_embed
+
+    def _velocities(self, layout: Layout, hidden: torch.Tensor, pixels: torch.Tensor) -> Latents:
+        """One branch's hidden states, and what `proj_out` made of all of them, to velocities."""
+        velocities: Latents = {}
+        start = 0
+        for name, segment in layout.segments.items():
+            part = slice(start, start + segment.num_tokens)
+            start = part.stop
+            clean = list(segment.clean_frames)
+            if name == "vision":
+                velocity = unpatchify(pixels[part], segment, self.config.latent_patch_size).float()
+                velocity[:, :, clean] = 0
+            elif name == "sound":
+                velocity = self.audio_proj_out(hidden[part]).T.float()
+            else:
+                velocity = self.action_proj_out(hidden[part], segment.domain_id).float()
+                velocity[clean] = 0
+            velocities[name] = velocity
+        return velocities
 
 
 def _pad_rows(x: torch.Tensor) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TypeVar
 
@@ -9,6 +10,7 @@ import torch
 
 from .attention import DensePrefix, get_backend
 from .config import SnapshotConfig
+from .layout import Latents
 from .loader import check_keys, load_weights, read_header, shapes_of
 from .towers import UNUSED_KEYS, Branch, GenerationTower, UnderstandingTower
 
@@ -33,6 +35,19 @@ def check_transformer(snapshot: SnapshotConfig) -> None:
     """
     folder = snapshot.root / "transformer"
     check_keys(read_header(folder), expected_shapes(snapshot), folder)
+
+
+def count_parameters(snapshot: SnapshotConfig) -> dict[str, int]:
+    """Numbers in each tower, in what neither uses, and in the part of generation that stays in float32."""
+    config, backend = snapshot.transformer, get_backend("sdpa")
+    generation = shapes_of(lambda: GenerationTower(config, backend))
+    parts = {
+        "understanding": shapes_of(lambda: UnderstandingTower(config, backend)),
+        "generation": generation,
+        "generation_float32": {key: shape for key, shape in generation.items() if key.startswith(KEEP_FLOAT32)},
+    }
+    parts["unused"] = {key: shape for key, shape in expected_shapes(snapshot).items() if key in UNUSED_KEYS}
+    return {name: sum(math.prod(shape) for shape in shapes.values()) for name, shapes in parts.items()}
 
 
 def load_understanding(
@@ -67,7 +82,7 @@ class FusedTransformer:
         self.understanding = understanding
         self.generation = generation
 
-    def __call__(self, input_ids: torch.Tensor, branch: Branch) -> torch.Tensor:
-        """Velocity `[1, C, T, H, W]` of one branch; its prefix is computed here, whatever it was before."""
+    def __call__(self, input_ids: torch.Tensor, branch: Branch) -> Latents:
+        """Velocity of one branch by modality; its prefix is computed here, whatever it was before."""
         prefix: DensePrefix = self.understanding(input_ids)
         return self.generation([replace(branch, prefix=prefix)])[0]

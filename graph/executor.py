@@ -72,7 +72,7 @@ class Executor:
         self._max_attempts = max_attempts
 
     async def run(self, job: Job, graph: Graph, sources: dict[str, Any], on_progress: OnProgress) -> _Walk:
-        """Run a request to its end; its result is in `values[graph.sink.name]`, as an object reference.
+        """Run a request to its end; its results are in `values`, under `graph.results`, as object references.
 
         Args:
             job: The request.
@@ -97,12 +97,12 @@ class Executor:
             await asyncio.shield(walk.release or self._release(job.request_id))
 
     async def _walk(self, walk: _Walk) -> None:
-        """Start each node as soon as its inputs are there, until the sink is done."""
+        """Start each node as soon as its inputs are there, until all results are."""
         self._workers.leases.add(walk.job.request_id)
         running: dict[asyncio.Task[Any], NodeSpec] = {}
         losses = 0
         try:
-            while walk.graph.sink.name not in walk.values:
+            while not walk.values.keys() >= set(walk.graph.results.values()):
                 for node in self._ready(walk, running.values()):
                     running[asyncio.create_task(self._run_node(walk, node))] = node
                 done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
@@ -110,7 +110,7 @@ class Executor:
                     node = running.pop(task)
                     generation = self._workers.store_generation
                     try:
-                        walk.values[node.name] = task.result()
+                        walk.values |= task.result()
                         if "kv_handles" in node.takes.values():
                             # Nobody reads the text after this; its pages go back while the clip is decoded.
                             walk.release = asyncio.create_task(self._release(walk.job.request_id))
@@ -129,7 +129,7 @@ class Executor:
         return [
             node
             for node in walk.graph.nodes
-            if node.name not in walk.values
+            if not walk.values.keys() >= node.outputs.keys()
             and node not in running
             and all(source in walk.values for source in walk.graph.inputs(node).values())
         ]
@@ -141,19 +141,20 @@ class Executor:
             walk.release = None
             self._workers.leases.add(walk.job.request_id)
         for node in walk.graph.nodes:
-            if node.gives == "kv_handles" or isinstance(error, ObjectLostError):
-                walk.values.pop(node.name, None)
+            if "kv_handles" in node.outputs.values() or isinstance(error, ObjectLostError):
+                for output in node.outputs:
+                    walk.values.pop(output, None)
         if isinstance(error, ObjectLostError):
             walk.saved.clear()
 
-    async def _run_node(self, walk: _Walk, node: NodeSpec) -> Any:
-        """One node's result as an object reference, from whichever replica lives to give it."""
+    async def _run_node(self, walk: _Walk, node: NodeSpec) -> dict[str, Any]:
+        """One node's outputs as object references, from whichever replica lives to give them."""
         for attempt in range(1, self._max_attempts + 1):
             async with self._workers.acquire(node.kind) as replica:
                 walk.tell(Progress(walk.job.request_id, node.name))
                 try:
                     call = self._stream if node.streaming else self._call
-                    value, report = await call(walk, node, replica)
+                    values, report = await call(walk, node, replica)
                 except DEAD as error:
                     await self._workers.report_dead(replica, type(error).__name__)
                     continue
@@ -162,14 +163,14 @@ class Executor:
             started, ended = report.pop("started") - walk.started, report.pop("ended") - walk.started
             walk.timings.append(NodeTiming(node.name, started, ended, report.pop("pid"), attempt))
             walk.reports[node.name] = report
-            return value
+            return values
         raise PipelineError(f"{node.name}: {self._max_attempts} {node.kind} nodes died under this request")
 
-    async def _call(self, walk: _Walk, node: NodeSpec, replica: Replica) -> tuple[Any, dict[str, Any]]:
+    async def _call(self, walk: _Walk, node: NodeSpec, replica: Replica) -> tuple[dict[str, Any], dict[str, Any]]:
         names, inputs = self._inputs(walk, node)
         value, report = replica.actor.call.remote(node.method, walk.job, names, *inputs)
         try:
-            return value, await report
+            return {node.name: value}, await report
         except asyncio.CancelledError:
             # A call cannot be interrupted. Until it has ended it may write to pages that the request still leases.
             await asyncio.shield(self._wait_out(report))
@@ -180,12 +181,12 @@ class Executor:
                 await value
             raise
 
-    async def _stream(self, walk: _Walk, node: NodeSpec, replica: Replica) -> tuple[Any, dict[str, Any]]:
+    async def _stream(self, walk: _Walk, node: NodeSpec, replica: Replica) -> tuple[dict[str, Any], dict[str, Any]]:
         names, inputs = self._inputs(walk, node)
         if node.name in walk.saved:
             names, inputs = [*names, "state"], [*inputs, walk.saved[node.name]]
         request_id = walk.job.request_id
-        items = replica.actor.stream.remote(walk.job, names, *inputs)
+        items = replica.actor.stream.remote(walk.job, list(node.gives), names, *inputs)
         try:
             async for ref in items:
                 match await ref:
@@ -194,7 +195,7 @@ class Executor:
                     case ("saved", _):
                         walk.saved[node.name] = await anext(items)
                     case ("done", report):
-                        latents = await anext(items)
+                        latents = {output: await anext(items) for output in node.outputs}
                         num_steps = walk.job.sampling.schedule.num_inference_steps
                         walk.tell(Progress(request_id, node.name, num_steps, num_steps))
                         return latents, report

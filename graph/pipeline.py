@@ -7,13 +7,14 @@ import concurrent.futures
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 from typing import Any
 
 import ray
 
 from cosmos3_model.config import SnapshotConfig
+from cosmos3_model.families import family_of
 from cosmos3_model.loader import read_header
 from cosmos3_model.prompts import check_tokenizer
 from cosmos3_model.transformer import check_transformer
@@ -22,9 +23,10 @@ from nodes.job import Job
 
 from .cluster import start_ray
 from .executor import Executor, OnProgress
-from .modes import MODES, mode_of
+from .modes import MODES, graph_of, modes_of
 from .placement import Placement
 from .request import GenerationRequest, RequestError
+from .resolve import resolve, sources_of
 from .result import GenerationResult
 from .workers import PipelineError, Workers
 
@@ -67,10 +69,11 @@ class PendingGeneration:
 class Pipeline:
     """Model nodes on Ray for one snapshot. Safe to use from any thread."""
 
-    def __init__(self, snapshot: SnapshotConfig, placement: Placement, owns_ray: bool) -> None:
+    def __init__(self, snapshot: SnapshotConfig, placement: Placement, modes: Iterable[str], owns_ray: bool) -> None:
         """Use `launch`."""
         self.snapshot = snapshot
         self.placement = placement
+        self.modes = frozenset(modes)
         self._owns_ray = owns_ray
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="cosmoray-pipeline", daemon=True)
@@ -88,6 +91,7 @@ class Pipeline:
         snapshot: str | Path,
         placement: Placement | str | Path | None = None,
         *,
+        modes: Iterable[str] | None = None,
         on_ready: Callable[[str], None] = lambda name: None,
     ) -> Pipeline:
         """Check the snapshot, start Ray on this machine unless it runs, and start every node.
@@ -95,6 +99,7 @@ class Pipeline:
         Args:
             snapshot: Folder of the checkpoint.
             placement: A `Placement`, a YAML file of one, or None for this machine's default.
+            modes: Only the nodes that these modes need are started; None for every mode that the snapshot has.
             on_ready: Hears `snapshot` when it was found usable, then `ray` and each node's kind as it becomes ready.
 
         Raises:
@@ -106,6 +111,7 @@ class Pipeline:
         check_tokenizer(config.root)
         check_transformer(config)
         read_header(config.root / "vae")
+        modes = modes_of(config) if modes is None else list(modes)
         if isinstance(placement, str | Path):
             placement = Placement.from_yaml(placement)
         on_ready("snapshot")
@@ -113,7 +119,7 @@ class Pipeline:
         on_ready("ray")
         if placement is None:
             placement = Placement.default(int(ray.cluster_resources().get("GPU", 0)))
-        pipeline = cls(config, placement, owns_ray)
+        pipeline = cls(config, placement, modes, owns_ray)
         try:
             pipeline._run(pipeline._start(on_ready))
         except BaseException:
@@ -133,7 +139,7 @@ class Pipeline:
         `on_progress` is called from the pipeline's thread and must not block.
 
         Raises:
-            RequestError: a field is wrong; nothing was started.
+            RequestError: a field is wrong, or asks for what this checkpoint has not; nothing was started.
             Overloaded: too many requests wait already.
         """
         if self._closed:
@@ -145,7 +151,9 @@ class Pipeline:
         limits = self.placement.limits
         if self._waiting >= limits.max_in_flight + limits.max_queued:
             raise Overloaded(f"{self._waiting} requests are running or waiting; try again later")
-        job = request.resolve(self.snapshot)
+        job = resolve(request, self.snapshot)
+        if job.mode not in self.modes:
+            raise PipelineError(f"the pipeline was launched without {job.mode}; it has {', '.join(sorted(self.modes))}")
         self._waiting += 1
         future = asyncio.run_coroutine_threadsafe(self._serve(request, job, on_progress), self._loop)
         future.add_done_callback(self._count_down)
@@ -193,7 +201,7 @@ class Pipeline:
     async def _start(self, on_ready: Callable[[str], None]) -> None:
         self._register_task()
         limits = self.placement.limits
-        kinds = set().union(*(graph.kinds() for graph in MODES.values()))
+        kinds = set().union(*(MODES[mode].kinds() for mode in self.modes))
         self.workers = Workers(self.snapshot, self.placement, kinds)
         self._executor = Executor(self.workers, max_attempts=limits.max_attempts)
         self._slots = asyncio.Semaphore(limits.max_in_flight)
@@ -210,13 +218,21 @@ class Pipeline:
         self._register_task()
         submitted = time.time()
         async with self._slots:
-            mode = mode_of(request)
-            graph = MODES[mode]
-            sources = {"image": request.image} if request.image is not None else {}
-            walk = await self._executor.run(job, graph, sources, on_progress)
-            media = unpack(await walk.values[graph.sink.name])
-        metadata = _metadata(job, walk.reports) | {"seconds": time.time() - submitted}
-        return GenerationResult(job.request_id, mode, job.output, media, metadata, walk.timings)
+            graph = graph_of(job)
+            walk = await self._executor.run(job, graph, sources_of(request), on_progress)
+            results = {name: unpack(await walk.values[source]) for name, source in graph.results.items()}
+        domain = {} if request.action is None else {"domain_name": request.action.domain_name}
+        metadata = _metadata(job, self.snapshot, walk.reports) | domain | {"seconds": time.time() - submitted}
+        return GenerationResult(
+            job.request_id,
+            job.mode,
+            job.output,
+            results.get("media"),
+            metadata,
+            walk.timings,
+            results.get("sound"),
+            results["actions"].numpy().copy() if "actions" in results else None,
+        )
 
     def _register_task(self) -> None:
         """Let `close` find the current task: a launch that is interrupted, or a request."""
@@ -240,20 +256,29 @@ class Pipeline:
         self._waiting -= 1
 
 
-def _metadata(job: Job, reports: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    schedule = job.sampling.schedule
-    settings = {
-        "seed": job.sampling.seed,
-        "num_frames": job.prompt.num_frames,
-        "height": job.prompt.height,
-        "width": job.prompt.width,
-        "fps": job.prompt.fps,
-        "guidance_scale": job.sampling.guidance_scale,
+def _metadata(job: Job, snapshot: SnapshotConfig, reports: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """The settings that were really used, those of the nodes last."""
+    prompt, sampling, schedule = job.prompt, job.sampling, job.sampling.schedule
+    settings: dict[str, Any] = {
+        "family": family_of(snapshot),
+        "seed": sampling.seed,
+        "num_frames": prompt.num_frames,
+        "height": prompt.height,
+        "width": prompt.width,
+        "fps": prompt.fps,
+        "guidance_scale": sampling.guidance_scale,
+        "guidance_interval": sampling.guidance_interval,
         "num_inference_steps": schedule.num_inference_steps,
         "flow_shift": schedule.flow_shift,
         "use_karras_sigmas": schedule.use_karras_sigmas,
-        "use_system_prompt": job.prompt.use_system_prompt,
+        "use_system_prompt": prompt.use_system_prompt,
+        "clean_frames": sampling.clean_frames,
     }
+    if sampling.sound_shape is not None:
+        settings["sampling_rate"] = snapshot.sampling_rate
+    if sampling.action is not None:
+        settings["chunk_size"] = sampling.action.chunk_size
+        settings["content"] = job.conditioning.content if job.conditioning else None
     for report in reports.values():
         settings |= report
     return settings

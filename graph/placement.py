@@ -125,7 +125,7 @@ class Placement(_Strict):
             return cls()
         shared = NodePlacement(device="cuda", num_gpus=0.05)
         denoise = NodePlacement(device="cuda", num_gpus=0.8, replicas=num_gpus)
-        return cls(nodes={"encoder": shared, "prefill": shared, "vae_decode": shared, "denoise": denoise})
+        return cls(nodes=dict.fromkeys(NODES, shared) | {"denoise": denoise})
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> Placement:

@@ -18,6 +18,7 @@ from typing import Any
 import ray
 import torch
 
+from cosmos3_model.layout import Modality
 from kvstore.actor import RayStoreClient
 
 from .catalog import build_node
@@ -70,13 +71,19 @@ class NodeActor:
         packed = pack(result)
         return packed, {"started": started, "ended": time.time(), "pid": os.getpid()}
 
-    async def stream(self, job: Job, names: list[str], *inputs: Any) -> AsyncIterator[Any]:
+    async def stream(self, job: Job, modalities: list[Modality], names: list[str], *inputs: Any) -> AsyncIterator[Any]:
         """Denoise a request, telling about it on the way. A streaming generator.
+
+        Args:
+            job: The request.
+            modalities: Whose latents the caller wants, in that order.
+            names: Names of the inputs that follow, which may be object references.
+            inputs: In the order of `names`.
 
         Yields:
             `("step", done, total)` after each step but the last; `("saved", step)` followed by a state; at the end
-            `("done", report)` followed by the latents. States and latents come as items of their own, so that the
-            caller can hold references to them without fetching them.
+            `("done", report)` followed by the latents of each modality. States and latents come as items of their
+            own, so that the caller can hold references to them without fetching them.
         """
         arguments = {name: unpack(value) for name, value in zip(names, inputs, strict=True)}
         started = time.time()
@@ -105,7 +112,8 @@ class NodeActor:
                         yield pack(state)
                     case Finished(latents=latents, report=report):
                         yield ("done", {"started": started, "ended": time.time(), "pid": os.getpid()} | report)
-                        yield pack(latents)
+                        for modality in modalities:
+                            yield pack(latents[modality])
                         return
                     case Failed(error=error):
                         raise error

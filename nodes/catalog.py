@@ -12,6 +12,7 @@ NODES = {
     "prefill": "nodes.prefill:PrefillNode",
     "denoise": "nodes.denoise:DenoiseNode",
     "vae_decode": "nodes.vae_decode:VAEDecodeNode",
+    "sound_decode": "nodes.sound_decode:SoundDecodeNode",
 }
 
 

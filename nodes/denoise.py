@@ -11,9 +11,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 from cosmos3_model.attention import DensePrefix
+from cosmos3_model.layout import Latents
 from cosmos3_model.sampling import Sampler, SamplingSettings
 from cosmos3_model.schedule import ScheduleSettings
 from cosmos3_model.towers import Branch
@@ -44,10 +46,10 @@ class Saved:
 
 @dataclass(frozen=True)
 class Finished:
-    """The request is done and has left: `latents` `[1, C, T, H, W]` float32, and facts for the response."""
+    """The request is done and has left: float32 `latents` by modality, and facts for the response."""
 
     request_id: str
-    latents: torch.Tensor
+    latents: Latents
     report: dict[str, Any]
 
 
@@ -68,7 +70,7 @@ class _Running:
     sampler: Sampler
     prefixes: list[Any]
     start_step: int
-    velocities: list[torch.Tensor] = field(default_factory=list)
+    velocities: list[Latents] = field(default_factory=list)
     largest_batch: int = 1
 
     @property
@@ -112,6 +114,7 @@ class DenoiseNode(StoreNode):
         job: Job,
         handles: list[KVHandle],
         anchor: torch.Tensor | None = None,
+        actions: np.ndarray | None = None,
         state: dict[str, Any] | None = None,
     ) -> None:
         """Let a request join at the next round.
@@ -119,7 +122,8 @@ class DenoiseNode(StoreNode):
         Args:
             job: The request.
             handles: Its text K/V, conditional branch first.
-            anchor: Clean first latent frame `[1, C, 1, H, W]` of image-to-video.
+            anchor: The clean latent frames `[1, C, t, H, W]`, if there are any.
+            actions: `[chunk_size, width]` float32 to follow, if they are given.
             state: Of a `Saved` event of the same request, to go on from there.
 
         Raises:
@@ -130,7 +134,8 @@ class DenoiseNode(StoreNode):
         if error is not None:
             raise error
         prefixes = [self.pool.resolve(handle) for handle in handles]
-        sampler = Sampler(self.snapshot, job.sampling, prefixes, anchor, self.settings.device)
+        given = None if actions is None else torch.tensor(actions)
+        sampler = Sampler(self.snapshot, job.sampling, prefixes, anchor, given, self.settings.device)
         if state is not None:
             sampler.load_state(state)
         self._running[job.request_id] = _Running(job, sampler, prefixes, sampler.step_index)
@@ -192,7 +197,7 @@ class DenoiseNode(StoreNode):
                 failed |= self._forward([running])
             return failed
 
-    def _velocities(self, branches: list[Branch]) -> list[torch.Tensor]:
+    def _velocities(self, branches: list[Branch]) -> list[Latents]:
         if self.settings.batching == "joint":
             self._counters["forwards"] += 1
             return self._tower(branches)
@@ -209,19 +214,19 @@ class DenoiseNode(StoreNode):
         except Exception as error:  # noqa: BLE001 - as above
             return [self._leave(running, error)]
         self._counters["steps"] += 1
-        step, num_steps = sampler.step_index, sampler.solver.num_steps
+        step, num_steps = sampler.step_index, sampler.num_steps
         events: list[Event] = [StepDone(job.request_id, step, num_steps)]
         if sampler.done:
             self._counters["finished"] += 1
             del self._running[job.request_id]
-            events.append(Finished(job.request_id, sampler.latents, self._report(running)))
+            events.append(Finished(job.request_id, sampler.results(), self._report(running)))
         elif step % self.settings.save_every == 0:
             events.append(Saved(job.request_id, step, sampler.state()))
         return events
 
     def _report(self, running: _Running) -> dict[str, Any]:
         return {
-            "sigmas": running.sampler.solver.sigmas,
+            "sigmas": running.sampler.sigmas,
             "start_step": running.start_step,
             "attention": self.settings.attention,
             "batching": self.settings.batching,

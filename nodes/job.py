@@ -8,10 +8,11 @@ from typing import Literal
 
 import torch
 
+from cosmos3_model.conditioning import Conditioning
 from cosmos3_model.prompts import PromptSettings
 from cosmos3_model.sampling import SamplingSettings
 
-OutputFormat = Literal["np", "npy", "png", "jpeg", "webp", "png_frames", "mp4", "latent"]
+OutputFormat = Literal["np", "npy", "png", "jpeg", "webp", "png_frames", "mp4", "latent", "actions"]
 Batching = Literal["exact", "joint"]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -34,16 +35,20 @@ class Job:
 
     Attributes:
         request_id: Also the name under which it leases K/V.
+        mode: Name of the graph that it walks.
         prompt: For the encoder.
         sampling: For the denoise node.
         output: What the VAE-decode node makes of the frames.
+        conditioning: What the encoder makes of the frames that were given, or None.
         deadline: `time.time()` after which the request is given up, or None.
     """
 
     request_id: str
+    mode: str
     prompt: PromptSettings
     sampling: SamplingSettings
     output: OutputFormat
+    conditioning: Conditioning | None = None
     deadline: float | None = None
 
     def check_deadline(self, where: str) -> None:

@@ -27,8 +27,20 @@ OPTION_OF: dict[str, str] = {
     "num_frames": "--frames",
     "num_inference_steps": "--steps",
     "guidance_scale": "--guidance",
+    "enable_sound": "--sound",
+    "use_karras_sigmas": "--karras",
+    "use_system_prompt": "--system-prompt",
+    "condition_frame_indexes_vision": "--condition-frames",
+    "condition_video_keep": "--keep",
+    "action.mode": "--action",
+    "action.domain_name": "--domain",
+    "action.chunk_size": "--chunk-size",
+    "action.raw_actions": "--actions",
+    "action.resolution_tier": "--resolution-tier",
+    "action.view_point": "--view-point",
     "output": "--out",
 }
+HIDE: Any = {"show_default": False}
 
 
 @app.callback(invoke_without_command=True)
@@ -61,60 +73,118 @@ def snapshot(
 def generate(
     model: Annotated[Path, typer.Option(help="Snapshot folder.")],
     prompt: Annotated[str, typer.Option(help="What to show.")],
-    out: Annotated[Path, typer.Option(help="PNG, JPEG, WebP, MP4 or NPY file by suffix; no suffix: PNG frames.")],
+    out: Annotated[
+        Path,
+        typer.Option(
+            help="PNG, JPEG, WebP, MP4 or NPY file by suffix; no suffix: PNG frames. Actions: JSON, NPY or msgpack."
+        ),
+    ],
     negative_prompt: Annotated[str, typer.Option(help="What to move away from.")] = "",
-    image: Annotated[Path | None, typer.Option(help="First frame, for image-to-video.")] = None,
-    frames: Annotated[
-        int | None, typer.Option(help="1, or 4k+1. Default: 1 for a picture's suffix, else 189.", show_default=False)
+    image: Annotated[Path | None, typer.Option(help="First frame, or the robot's scene.", **HIDE)] = None,
+    video: Annotated[
+        Path | None, typer.Option(help="Clip to go on from: MP4, MOV, WebM, GIF, or a folder of pictures.", **HIDE)
     ] = None,
-    height: Annotated[int, typer.Option(help="Pixels, a multiple of 16.")] = 720,
-    width: Annotated[int, typer.Option(help="Likewise.")] = 1280,
-    steps: Annotated[int, typer.Option(help="Denoise steps.")] = 35,
-    guidance: Annotated[float, typer.Option(help="1 runs no unconditional branch.")] = 6.0,
-    flow_shift: Annotated[
-        float | None, typer.Option(help="Shifted flow sigmas. Default: the checkpoint's schedule.", show_default=False)
+    condition_frames: Annotated[str, typer.Option(help="Latent frames that --video gives.")] = "0,1",
+    keep: Annotated[str, typer.Option(help="Which end of --video gives them: first or last.")] = "first",
+    sound: Annotated[bool, typer.Option("--sound", help="Make sound with the clip.")] = False,
+    sound_out: Annotated[Path | None, typer.Option(help="Write the sound as a WAV file, too.", **HIDE)] = None,
+    action: Annotated[
+        str | None, typer.Option(help="policy, forward_dynamics or inverse_dynamics, of --image or --video.", **HIDE)
     ] = None,
-    fps: Annotated[float, typer.Option(help="Frame rate.")] = 24.0,
-    seed: Annotated[int | None, typer.Option(help="Default: drawn, and printed.", show_default=False)] = None,
+    domain: Annotated[str | None, typer.Option(help="Embodiment, such as droid_lerobot.", **HIDE)] = None,
+    chunk_size: Annotated[int | None, typer.Option(help="Actions. Default: as given, or 16.", **HIDE)] = None,
+    actions: Annotated[
+        Path | None, typer.Option(help="JSON, NPY or msgpack file, for forward_dynamics.", **HIDE)
+    ] = None,
+    resolution_tier: Annotated[int | None, typer.Option(help="256, 480, 704 or 720. Default: 480.", **HIDE)] = None,
+    view_point: Annotated[str | None, typer.Option(help="Default: ego_view.", **HIDE)] = None,
+    video_out: Annotated[Path | None, typer.Option(help="Write the clip of a policy here.", **HIDE)] = None,
+    frames: Annotated[int | None, typer.Option(help="1, or 4k+1. Default: 1 for a picture's suffix.", **HIDE)] = None,
+    height: Annotated[int | None, typer.Option(help="Pixels, a multiple of 16.", **HIDE)] = None,
+    width: Annotated[int | None, typer.Option(help="Likewise.", **HIDE)] = None,
+    steps: Annotated[int | None, typer.Option(help="Denoise steps.", **HIDE)] = None,
+    guidance: Annotated[float | None, typer.Option(help="1 runs no unconditional branch.", **HIDE)] = None,
+    guidance_interval: Annotated[
+        str | None, typer.Option(help="Timesteps with guidance, such as 400,1000. Default: all.", **HIDE)
+    ] = None,
+    flow_shift: Annotated[float | None, typer.Option(help="Of the flow sigmas.", **HIDE)] = None,
+    karras: Annotated[bool | None, typer.Option(help="Karras sigmas.", **HIDE)] = None,
+    system_prompt: Annotated[bool | None, typer.Option(help="Begin with the system prompt.", **HIDE)] = None,
+    fps: Annotated[float | None, typer.Option(help="Frame rate.", **HIDE)] = None,
+    seed: Annotated[int | None, typer.Option(help="Default: drawn, and printed.", **HIDE)] = None,
     placement: Annotated[
-        Path | None, typer.Option(help="YAML: which node runs where. Default: this machine.", show_default=False)
+        Path | None, typer.Option(help="YAML: which node runs where. Default: this machine.", **HIDE)
     ] = None,
 ) -> None:
-    """Make one picture or clip. Defaults are those of diffusers' Cosmos3OmniPipeline.
+    """Make a picture, a clip, a clip with sound, or a robot's actions.
+
+    What is not given takes the checkpoint's defaults, which cosmoray info shows.
 
     Example: cosmoray generate --model out/tiny --prompt "A red cube." --height 64 --width 96 --steps 4 --out cube.png
     """
-    from nodes.media import PIL_FORMATS
+    from graph.request import GenerationRequest
 
-    output = _output_of(out)
-    if frames is None:
-        frames = 1 if output in PIL_FORMATS else 189
+    from .outputs import Outputs
+    from .show import run_with_progress
+
+    outputs = Outputs.plan(out, video_out, sound_out, action)
+    robot = {
+        "domain_name": domain,
+        "chunk_size": chunk_size,
+        "raw_actions": actions,
+        "resolution_tier": resolution_tier,
+        "view_point": view_point,
+    }
     fields: dict[str, Any] = {
         "prompt": prompt,
         "negative_prompt": negative_prompt,
         "image": image,
+        "video": video,
+        "condition_frame_indexes_vision": _numbers("condition_frame_indexes_vision", condition_frames, int),
+        "condition_video_keep": keep,
         "num_frames": frames,
         "height": height,
         "width": width,
         "num_inference_steps": steps,
         "guidance_scale": guidance,
+        "guidance_interval": guidance_interval and _numbers("guidance_interval", guidance_interval, float),
         "flow_shift": flow_shift,
+        "use_karras_sigmas": karras,
+        "use_system_prompt": system_prompt,
         "fps": fps,
         "seed": seed,
-        "output": output,
+        "enable_sound": sound or sound_out is not None,
+        "action": _action(action, robot),
+        "output": outputs.format,
     }
-    from graph.request import GenerationRequest
-
-    from .show import run_with_progress
-
-    request = GenerationRequest.parse(**fields)
-    result = run_with_progress(model, placement, request, Console(stderr=True))
-    path = result.save(out)
+    result = run_with_progress(model, placement, GenerationRequest.parse(**fields), Console(stderr=True))
+    paths = ", ".join(str(path) for path in outputs.write(result))
     meta = result.metadata
-    typer.echo(
-        f"wrote {path}: {result.mode}, {meta['num_frames']} frame(s) of {meta['width']}x{meta['height']}, "
-        f"seed {meta['seed']}, {meta['seconds']:.2f} s"
-    )
+    made = f"{meta['num_frames']} frame(s) of {meta['width']}x{meta['height']}"
+    if result.actions is not None:
+        made = f"{len(result.actions)} action(s) of {result.actions.shape[1]}"
+    typer.echo(f"wrote {paths}: {result.mode}, {made}, seed {meta['seed']}, {meta['seconds']:.2f} s")
+
+
+@app.command()
+def info(
+    folder: Annotated[Path, typer.Argument(help="Snapshot folder.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say what a snapshot is: family, parameters, modes, defaults, memory. Reads headers only.
+
+    Example: cosmoray info out/tiny
+    """
+    import json
+
+    from .info import describe, show
+
+    found = describe(folder)
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+    else:
+        # Wide enough for the tables where the output is no terminal.
+        show(found, Console(highlight=False, width=None if sys.stdout.isatty() else 120))
 
 
 @app.command()
@@ -146,25 +216,24 @@ def check() -> None:
     raise typer.Exit(0 if report(Console(highlight=False, soft_wrap=True)) else 1)
 
 
-def _output_of(out: Path) -> Any:
-    """The output format of a path, refusing what could not be saved there after all the work."""
+def _numbers(field: str, text: str, kind: Any) -> list[Any]:
     from graph.request import RequestError
-    from nodes.media import SUFFIXES
 
-    suffix = out.suffix.lower()
-    if suffix not in SUFFIXES:
-        kinds = ", ".join(key for key in SUFFIXES if key)
-        raise RequestError("output", f"{out}: suffix {suffix!r} is not one of {kinds}, or none for a folder of PNGs")
-    if suffix == "" and out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise RequestError("output", f"{out}: exists and is not an empty folder")
-    if suffix and out.is_dir():
-        raise RequestError("output", f"{out}: is a folder")
-    for parent in out.absolute().parents:
-        if parent.exists():
-            if not parent.is_dir():
-                raise RequestError("output", f"{out}: {parent} is not a folder")
-            break
-    return SUFFIXES[suffix]
+    try:
+        return [kind(part) for part in text.split(",")]
+    except ValueError:
+        raise RequestError(field, f"{text!r} is not a list of numbers, such as 0,1") from None
+
+
+def _action(mode: str | None, robot: dict[str, Any]) -> dict[str, Any] | None:
+    from graph.request import RequestError
+
+    given = {name: value for name, value in robot.items() if value is not None}
+    if mode is not None:
+        return {"mode": mode, **given}
+    if given:
+        raise RequestError(f"action.{next(iter(given))}", "needs --action")
+    return None
 
 
 def main() -> None:

@@ -15,8 +15,10 @@ import numpy as np
 import pytest
 import torch
 
+from cosmos3_model.families import FAMILIES
 from cosmos3_model.fused import FusedOutput, FusedPipeline
 from cosmos3_model.snapshot import write_snapshot
+from graph.reference import ReferencePipeline
 
 torch.set_num_threads(1)  # as in the nodes
 SIZE = {"height": 64, "width": 96}
@@ -24,17 +26,30 @@ PROMPTS = {"prompt": "A red cube.", "negative_prompt": "blurry"}
 
 
 @pytest.fixture(scope="session")
-def snapshot(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_snapshot(tmp_path_factory.mktemp("snapshots") / "nano-tiny")
+def families(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A tiny snapshot of each checkpoint family."""
+    folder = tmp_path_factory.mktemp("snapshots")
+    return {family: write_snapshot(folder / f"{family}-tiny", family=family) for family in FAMILIES}
 
 
 @pytest.fixture(scope="session")
-def fused(snapshot: Path) -> FusedPipeline:
-    return FusedPipeline(snapshot)
+def snapshot(families: dict[str, Path]) -> Path:
+    return families["nano"]
 
 
 @pytest.fixture(scope="session")
-def fused_run(fused: FusedPipeline) -> Callable[..., FusedOutput]:
+def reference(snapshot: Path) -> ReferencePipeline:
+    return ReferencePipeline(snapshot)
+
+
+@pytest.fixture(scope="session")
+def fused(reference: ReferencePipeline) -> FusedPipeline:
+    """The parts of the reference run."""
+    return reference.fused
+
+
+@pytest.fixture(scope="session")
+def fused_run(reference: ReferencePipeline) -> Callable[..., FusedOutput]:
     """The fused run of a request given in the fields of `GenerationRequest`; repeated requests run once."""
     done: dict[Any, FusedOutput] = {}
 
@@ -42,7 +57,7 @@ def fused_run(fused: FusedPipeline) -> Callable[..., FusedOutput]:
         fields.pop("output", None)
         key = tuple((name, str(value)) for name, value in sorted(fields.items()))
         if key not in done:
-            done[key] = fused(**fields)
+            done[key] = reference(**fields)
         return done[key]
 
     return run
@@ -52,6 +67,12 @@ def fused_run(fused: FusedPipeline) -> Callable[..., FusedOutput]:
 def picture() -> np.ndarray:
     """RGB8, of neither the size nor the shape of any request."""
     return np.random.default_rng(0).integers(0, 256, (70, 120, 3), dtype=np.uint8)
+
+
+@pytest.fixture(scope="session")
+def clip() -> np.ndarray:
+    """RGB8, nine frames, of the shape of 48x80 and not of its size."""
+    return np.random.default_rng(1).integers(0, 256, (9, 96, 160, 3), dtype=np.uint8)
 
 
 @pytest.fixture(scope="session")

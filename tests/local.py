@@ -9,6 +9,7 @@ from typing import Any
 
 from cosmos3_model.config import SnapshotConfig
 from graph.request import GenerationRequest
+from graph.resolve import resolve
 from kvstore.handle import KVHandle
 from kvstore.local import LocalStore
 from nodes.catalog import build_node
@@ -29,7 +30,7 @@ def node(kind: str, snapshot: Path, store: Any = None, **settings: Any) -> Any:
 
 
 def job_of(snapshot: Path, request_id: str | None = None, **fields: Any) -> Job:
-    job = GenerationRequest.parse(**fields).resolve(SnapshotConfig.from_folder(snapshot))
+    job = resolve(GenerationRequest.parse(**fields), SnapshotConfig.from_folder(snapshot))
     return replace(job, request_id=request_id) if request_id else job
 
 

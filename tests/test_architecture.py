@@ -67,7 +67,8 @@ def test_commands_in_the_documents_are_run_by_a_test_or_marked() -> None:
         "make lint": ".ci/run",
         "make bench": "test_benchmarks.py",
         ".venv/bin/cosmoray snapshot": "test_cli.py",
-        ".venv/bin/cosmoray generate": "test_cli.py",
+        ".venv/bin/cosmoray generate": "test_cli.py, as they stand",
+        ".venv/bin/cosmoray info": "test_info.py",
         ".venv/bin/cosmoray graph": "test_cli.py",
         ".venv/bin/cosmoray check": "test_cli.py",
         ".venv/bin/python examples/batch.py": "test_examples.py",
@@ -81,6 +82,13 @@ def test_commands_in_the_documents_are_run_by_a_test_or_marked() -> None:
                 command = line.split("#")[0].strip()
                 known = not command or "needs a GPU" in line or any(command.startswith(name) for name in tested)
                 assert known, f"{document.name}: nothing runs {command!r}"
+
+
+def test_the_page_of_modes_is_made_from_the_code() -> None:
+    from graph.document import modes_document
+
+    page = (ROOT / "docs" / "modes.md").read_text()
+    assert page == modes_document(), "run: python -m graph.document > docs/modes.md"
 
 
 def test_tests_that_the_documents_name_exist() -> None:

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 
-from cosmos3_model.fused import FusedPipeline
 from cosmos3_model.snapshot import write_snapshot
 from graph.pipeline import Pipeline
 from graph.placement import Placement
+from graph.reference import ReferencePipeline
 
 pytestmark = [
     pytest.mark.gpu,
@@ -44,8 +44,8 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def fused(small: Path) -> FusedPipeline:
-    return FusedPipeline(small, dtype=torch.bfloat16, device="cuda")
+def fused(small: Path) -> ReferencePipeline:
+    return ReferencePipeline(small, dtype=torch.bfloat16, device="cuda")
 
 
 @pytest.fixture(scope="module", params=["exact", "joint"])
@@ -61,7 +61,7 @@ def launched(request: pytest.FixtureRequest, small: Path) -> Iterator[tuple[str,
 
 @pytest.mark.parametrize("mode", FIELDS)
 def test_the_pipeline_equals_the_fused_run(
-    launched: tuple[str, Pipeline], fused: FusedPipeline, picture: np.ndarray, mode: str
+    launched: tuple[str, Pipeline], fused: ReferencePipeline, picture: np.ndarray, mode: str
 ) -> None:
     """Branches in sequence: bit-exact. Both branches in one forward: at least 35 dB."""
     batching, pipeline = launched
@@ -78,7 +78,7 @@ def test_the_pipeline_equals_the_fused_run(
     assert decibels >= 35
 
 
-def test_requests_in_one_batch_stay_themselves(launched: tuple[str, Pipeline], fused: FusedPipeline) -> None:
+def test_requests_in_one_batch_stay_themselves(launched: tuple[str, Pipeline], fused: ReferencePipeline) -> None:
     batching, pipeline = launched
     mixed = [STILL | {"seed": seed, "prompt": f"Number {seed}."} for seed in range(4)]
     alone = [fused(**fields).frames for fields in mixed]
@@ -95,14 +95,15 @@ def test_requests_in_one_batch_stay_themselves(launched: tuple[str, Pipeline], f
         assert own >= 35
 
 
-def test_one_anchor_frame_equals_the_first_of_the_padded_clip(fused: FusedPipeline, picture: np.ndarray) -> None:
-    from cosmos3_model.vae import fit_image
+def test_one_anchor_frame_equals_the_first_of_the_padded_clip(fused: ReferencePipeline, picture: np.ndarray) -> None:
+    from cosmos3_model.conditioning import Conditioning, fit_image
 
-    anchor = fused.vae.encode_image(picture, 192, 320)
+    vae = fused.fused.vae
+    anchor = vae.encode(picture[None], Conditioning("image", 192, 320, 1, (0,)))
     clip = fit_image(picture, 192, 320).unsqueeze(2).expand(-1, -1, 17, -1, -1).to("cuda", torch.bfloat16)
     with torch.inference_mode():
-        whole = fused.vae._vae.encode(clip).latent_dist.mode()[:, :, :1]
-    expected = ((whole - fused.vae._mean) * fused.vae._inverse_std).float().cpu()
+        whole = vae._vae.encode(clip).latent_dist.mode()[:, :, :1]
+    expected = ((whole - vae._mean) * vae._inverse_std).float().cpu()
     difference = (anchor - expected).abs().max().item()
     print(f"anchor frame against the padded clip: max abs diff {difference:.2e}")
     assert difference <= 1e-4
@@ -110,8 +111,8 @@ def test_one_anchor_frame_equals_the_first_of_the_padded_clip(fused: FusedPipeli
 
 def test_float32_on_the_gpu_is_close_to_the_cpu(small: Path) -> None:
     """The devices sum in another order; eight steps of guidance multiply what is left by about a hundred."""
-    here = FusedPipeline(small)(**STILL)
-    there = FusedPipeline(small, device="cuda")(**STILL)
+    here = ReferencePipeline(small)(**STILL)
+    there = ReferencePipeline(small, device="cuda")(**STILL)
     difference = (here.latents - there.latents.cpu()).abs().max().item()
     print(
         f"float32, GPU against CPU: max abs diff on latents {difference:.2e}, {psnr(here.frames, there.frames):.1f} dB"

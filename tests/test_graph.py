@@ -13,6 +13,7 @@ from nodes.catalog import NODES, build_node
 A = NodeSpec("a", "encoder", "encode_text", {}, "ids")
 B = NodeSpec("b", "prefill", "prefill", {"ids": "ids"}, "handles")
 C = NodeSpec("c", "denoise", "denoise", {"handles": "handles"}, "latents")
+D = NodeSpec("d", "prefill", "prefill", {}, {"left": "handles", "right": "handles"})
 EDGES = (Edge("a", "b", "ids"), Edge("b", "c", "handles"))
 
 BROKEN: list[tuple[str, tuple[NodeSpec, ...], tuple[Edge, ...], str]] = [
@@ -32,13 +33,29 @@ BROKEN: list[tuple[str, tuple[NodeSpec, ...], tuple[Edge, ...], str]] = [
     ("type", (A, B, C), (EDGES[0], Edge("a", "c", "handles")), "a gives ids, but c.handles takes handles"),
     ("twice", (A, A), (), "used twice"),
     ("unknown field", (A, B), (Edge("request.sound", "b", "ids"),), "from unknown node 'request.sound'"),
+    ("unwanted", (A, D, C), (Edge("d.left", "c", "handles"),), "nobody wants a"),
+    ("unwanted output", (D, C), (Edge("d.left", "c", "handles"),), "nobody wants d.right"),
+    ("whole of several", (D, C), (Edge("d", "c", "handles"),), "from unknown node 'd'"),
 ]
 
 
 @pytest.mark.parametrize(("name", "nodes", "edges", "message"), BROKEN, ids=[case[0] for case in BROKEN])
 def test_it_is_refused_when_built(name: str, nodes: Any, edges: Any, message: str) -> None:
     with pytest.raises(GraphError, match=f"graph {name}: .*{message}"):
-        Graph(name, nodes, edges)
+        Graph(name, nodes, edges, {"media": nodes[-1].name})
+
+
+def test_a_result_that_nothing_gives_is_refused() -> None:
+    with pytest.raises(GraphError, match="result media comes from unknown node 'z'"):
+        Graph("g", (A, B, C), EDGES, {"media": "z"})
+
+
+def test_a_node_can_be_left_out_with_what_fed_it_alone() -> None:
+    policy = MODES["policy"].without("decode", {"actions": "denoise.action"})
+    assert [node.name for node in policy.order()] == ["encode_text", "encode_vision", "prefill", "denoise"]
+    denoise = policy.find("denoise")
+    assert denoise is not None
+    assert list(denoise.outputs) == ["denoise.action"]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -56,7 +73,7 @@ def test_modes_name_methods_that_there_are(mode: str) -> None:
 def test_prefill_and_vision_encoding_do_not_wait_for_each_other() -> None:
     graph = MODES["image-to-video"]
     names = [node.name for node in graph.order()]
-    assert names.index("encode_image") < names.index("denoise")
+    assert names.index("encode_vision") < names.index("denoise")
     prefill = graph.find("prefill")
     assert prefill is not None
     assert graph.inputs(prefill) == {"ids": "encode_text"}
@@ -64,12 +81,14 @@ def test_prefill_and_vision_encoding_do_not_wait_for_each_other() -> None:
 
 def test_a_graph_prints_itself() -> None:
     graph = MODES["image-to-video"]
-    assert "denoise       denoise.denoise        (handles=prefill, anchor=encode_image) -> latents" in graph.to_text()
+    text = graph.to_text()
+    assert "denoise       denoise.denoise        (handles=prefill, anchor=encode_vision) -> latents" in text
+    assert text.endswith("result        (media=decode)")
     mermaid = graph.to_mermaid()
     assert mermaid.startswith("flowchart LR")
     for line in (
-        "request -- image --> encode_image",
+        "request -- frames --> encode_vision",
         "prefill -- kv_handles --> denoise",
-        "decode --> result([result])",
+        "decode -- media --> result([result])",
     ):
         assert f"  {line}" in mermaid

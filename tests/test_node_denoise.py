@@ -9,10 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import has, request_of
 from conftest import PROMPTS, SIZE
 from local import drain, job_of, local_store, node, prefill
 
-from cosmos3_model.fused import FusedPipeline
+from cosmos3_model.families import FAMILIES
+from cosmos3_model.layout import Latents
+from graph.modes import MODES
+from graph.reference import ReferencePipeline
+from graph.request import GenerationRequest
+from graph.resolve import sources_of
 from kvstore.handle import StaleHandle
 from nodes.denoise import Failed, Finished, Saved, StepDone
 from nodes.job import DeadlineExceeded, RequestCancelled
@@ -55,15 +61,20 @@ class House:
 
     def add(self, request_id: str, state: Any = None, **fields: Any) -> None:
         job = job_of(self.snapshot, request_id, **fields)
-        anchor = self.encoder.encode_image(job, fields["image"]) if fields.get("image") is not None else None
-        self.denoise.add(job, prefill(self.prefill, self.encoder, job), anchor, state)
+        sources = sources_of(GenerationRequest.parse(**fields))
+        anchor = self.encoder.encode_vision(job, sources["frames"]) if "frames" in sources else None
+        handles = prefill(self.prefill, self.encoder, job)
+        self.denoise.add(job, handles, anchor, sources.get("actions"), state)
 
-    def latents(self, **fields: Any) -> torch.Tensor:
+    def run(self, **fields: Any) -> Latents:
         self.add("only", **fields)
         end = drain(self.denoise)["only"]
         assert isinstance(end, Finished), end
         self.store.release("only")
         return end.latents
+
+    def latents(self, **fields: Any) -> torch.Tensor:
+        return self.run(**fields)["vision"]
 
 
 @pytest.fixture(scope="module")
@@ -80,8 +91,48 @@ def test_cache_once_equals_the_fused_run_bit_for_bit(
     fields = {**PROMPTS, **SIZE, "num_frames": frames, "guidance_scale": guidance, "num_inference_steps": 4, "seed": 9}
     if with_image:
         fields["image"] = picture
-    expected = FusedPipeline(snapshot, dtype=getattr(torch, dtype))(**fields).latents
+    expected = ReferencePipeline(snapshot, dtype=getattr(torch, dtype))(**fields).latents
     assert torch.equal(House(snapshot, dtype=dtype).latents(**fields), expected)
+
+
+CASES = [(family, mode) for family in FAMILIES for mode in MODES if has(family, mode, 1.0)]
+
+
+@pytest.mark.parametrize(("family", "mode"), CASES)
+def test_nodes_of_every_family_equal_the_fused_run_in_every_mode(
+    families: dict[str, Path], picture: np.ndarray, clip: np.ndarray, family: str, mode: str
+) -> None:
+    """Every modality's latents, through the store, bit for bit."""
+    fields = request_of(family, mode, 6.0, picture, clip)
+    expected = ReferencePipeline(families[family])(**fields)
+    made = House(families[family]).run(**fields)
+    assert torch.equal(made["vision"], expected.latents)
+    for name, latents in (("sound", expected.sound_latents), ("action", expected.actions)):
+        assert (name in made) == (latents is not None)
+        if latents is not None:
+            assert torch.equal(made[name], latents)
+
+
+def test_every_mode_in_one_batch_equals_each_alone(
+    snapshot: Path, fused_run: Any, picture: np.ndarray, clip: np.ndarray
+) -> None:
+    """Vision, sound and action tokens of ten requests in joint forwards; each joins one round after the other."""
+    house = House(snapshot, batching="joint")
+    requests = {mode: request_of("nano", mode, 3.0, picture, clip) for mode in MODES}
+    ends: dict[str, Any] = {}
+    for mode, fields in requests.items():
+        house.add(mode, **fields)
+        ends |= {event.request_id: event for event in house.denoise.step() if isinstance(event, Finished)}
+    ends |= drain(house.denoise)
+    worst = 0.0
+    for mode, fields in requests.items():
+        alone = fused_run(**fields)
+        for name, latents in (("vision", alone.latents), ("sound", alone.sound_latents), ("action", alone.actions)):
+            if latents is not None:
+                worst = max(worst, (ends[mode].latents[name] - latents).abs().max().item())
+    print(f"ten modes in joint forwards against each alone: max abs diff {worst:.2e}")
+    assert max(end.report["largest_batch"] for end in ends.values()) > 3
+    assert worst <= 1e-5
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 1, 0, 2), (2, 3, 1, 0)])
@@ -98,7 +149,7 @@ def test_a_mixed_batch_equals_each_alone_whatever_the_order(
             if isinstance(event, Finished | Failed):
                 ends[event.request_id] = event
     ends |= drain(house.denoise)
-    worst = max((ends[str(i)].latents - fused_run(**MIXED[i]).latents).abs().max().item() for i in range(4))
+    worst = max((ends[str(i)].latents["vision"] - fused_run(**MIXED[i]).latents).abs().max().item() for i in range(4))
     print(f"{batching}, order {order}: max abs diff {worst:.2e}")
     assert worst <= bar
     assert max(end.report["largest_batch"] for end in ends.values()) == (4 if batching == "joint" else 1)
@@ -133,7 +184,7 @@ def test_a_request_goes_on_elsewhere_with_the_same_result(snapshot: Path, fused_
     for event in saved:
         second.add("a", state=unpack(pack(event.state)), **fields)
         end = drain(second.denoise)["a"]
-        assert torch.equal(end.latents, fused_run(**fields).latents)
+        assert torch.equal(end.latents["vision"], fused_run(**fields).latents)
         assert end.report["start_step"] == event.step
 
 
@@ -144,7 +195,7 @@ def test_a_cancelled_request_leaves_and_the_others_do_not_notice(house: House, f
     house.denoise.cancel("goes")
     ends = drain(house.denoise)
     assert isinstance(ends["goes"].error, RequestCancelled)
-    assert torch.equal(ends["stays"].latents, fused_run(**MIXED[0]).latents)
+    assert torch.equal(ends["stays"].latents["vision"], fused_run(**MIXED[0]).latents)
 
 
 def test_a_request_cancelled_before_it_joins_does_not_join(house: House) -> None:
@@ -176,7 +227,7 @@ def test_one_request_that_fails_does_not_fail_the_others(snapshot: Path, fused_r
     ends = drain(house.denoise)
     assert "not finite after step 1 of 5" in str(ends["a"].error)
     assert "no more memory" in str(ends["b"].error)
-    assert (ends["c"].latents - fused_run(**MIXED[2]).latents).abs().max() <= 1e-5
+    assert (ends["c"].latents["vision"] - fused_run(**MIXED[2]).latents).abs().max() <= 1e-5
 
 
 def _raise(layer: int) -> None:

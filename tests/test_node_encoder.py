@@ -34,7 +34,7 @@ def test_the_image_latent_equals_the_fused_run(
     encoder: Any, fused_run: Any, snapshot: Path, picture: np.ndarray
 ) -> None:
     fields = {**PROMPTS, **SIZE, "num_frames": 5, "num_inference_steps": 1, "seed": 0, "image": picture}
-    latent = encoder.encode_image(job_of(snapshot, **fields), picture)
+    latent = encoder.encode_vision(job_of(snapshot, **fields), picture[None])
     assert torch.equal(latent, fused_run(**fields).anchor)
 
 

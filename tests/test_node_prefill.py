@@ -10,8 +10,8 @@ import torch
 from conftest import PROMPTS, SIZE
 from local import job_of, local_store, node, prefill
 
-from cosmos3_model.fused import FusedPipeline
 from cosmos3_model.sampling import NonFiniteError
+from graph.reference import ReferencePipeline
 from kvstore.handle import StoreFull
 from kvstore.mapping import PoolAccess
 
@@ -32,7 +32,7 @@ def test_kv_through_the_store_equals_the_fused_run(
     store = local_store(snapshot, dtype=dtype, page_size=page_size)
     prefiller = node("prefill", snapshot, store, dtype=dtype, share_pool=share)
     handles = prefill(prefiller, encoder, job_of(snapshot, **FIELDS))
-    run = FusedPipeline(snapshot, dtype=getattr(torch, dtype))(**FIELDS)
+    run = ReferencePipeline(snapshot, dtype=getattr(torch, dtype))(**FIELDS)
     access = PoolAccess(store)
     for handle, expected in zip(handles, run.prefixes, strict=True):
         prefix = access.resolve(handle)

@@ -22,12 +22,12 @@ from safetensors.torch import load_file, save_file
 
 from cosmos3_model.attention import get_backend
 from cosmos3_model.config import SnapshotConfig, SnapshotError
-from cosmos3_model.fused import FusedPipeline
 from cosmos3_model.loader import shapes_of
 from cosmos3_model.towers import GenerationTower, UnderstandingTower
 from graph.executor import Executor, Progress
 from graph.pipeline import Overloaded, Pipeline
 from graph.placement import Limits, Placement
+from graph.reference import ReferencePipeline
 from graph.request import RequestError
 from graph.workers import PipelineError
 from kvstore.handle import StoreFull
@@ -36,24 +36,6 @@ from nodes.job import DeadlineExceeded
 STILL = {**PROMPTS, **SIZE, "num_frames": 1, "num_inference_steps": 4, "seed": 1}
 CLIP = {**PROMPTS, **SIZE, "num_frames": 17, "num_inference_steps": 4, "seed": 2}
 SLOW = {**PROMPTS, "num_frames": 17, "height": 320, "width": 480, "seed": 3, "output": "latent"}
-MODES = {"text-to-image": STILL, "text-to-video": CLIP, "image-to-video": CLIP}
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("guidance", [6.0, 1.0])
-def test_each_mode_equals_the_fused_run_bit_for_bit(
-    clean: Pipeline, fused_run: Any, picture: np.ndarray, mode: str, guidance: float
-) -> None:
-    fields = MODES[mode] | {"guidance_scale": guidance}
-    if mode == "image-to-video":
-        fields["image"] = picture
-    expected = fused_run(**fields)
-    result = clean.generate(**fields, output="latent")
-    assert torch.equal(result.media, expected.latents)
-    assert np.array_equal(clean.generate(**fields).media, expected.frames)
-    assert result.mode == mode
-    assert result.metadata["pool"] == "shared"
-    assert [timing.node for timing in result.timings][-1] == "decode"
 
 
 def test_bfloat16_equals_the_fused_run_bit_for_bit(pipeline: Pipeline, snapshot: Path, picture: np.ndarray) -> None:
@@ -61,7 +43,7 @@ def test_bfloat16_equals_the_fused_run_bit_for_bit(pipeline: Pipeline, snapshot:
     from nodes.catalog import NODES
 
     placement = Placement.model_validate({"nodes": {kind: {"dtype": "bfloat16"} for kind in NODES}})
-    fused = FusedPipeline(snapshot, dtype=torch.bfloat16)
+    fused = ReferencePipeline(snapshot, dtype=torch.bfloat16)
     with Pipeline.launch(snapshot, placement) as launched:
         for fields in (STILL, CLIP, CLIP | {"image": picture}):
             assert torch.equal(launched.generate(**fields, output="latent").media, fused(**fields).latents)
@@ -127,9 +109,9 @@ def test_prefill_and_vision_encoding_overlap(clean: Pipeline, picture: np.ndarra
     fields = {"prompt": "word " * 3000, "num_frames": 5, "height": 256, "width": 256, "num_inference_steps": 1}
     result = clean.generate(**fields, image=large, output="latent", guidance_scale=1.0)
     spans = {timing.node: timing for timing in result.timings}
-    prefill, encode = spans["prefill"], spans["encode_image"]
+    prefill, encode = spans["prefill"], spans["encode_vision"]
     overlap = min(prefill.end, encode.end) - max(prefill.start, encode.start)
-    print(f"prefill {prefill.seconds:.3f} s, encode_image {encode.seconds:.3f} s, together {overlap:.3f} s")
+    print(f"prefill {prefill.seconds:.3f} s, encode_vision {encode.seconds:.3f} s, together {overlap:.3f} s")
     assert overlap > 0
     assert prefill.pid != encode.pid
 
@@ -161,7 +143,7 @@ def test_a_cancel_that_overtakes_its_request_still_counts(clean: Pipeline, snaps
     job = job_of(snapshot, "overtaken", **STILL)
     ray.get(actor.cancel.remote("overtaken"), timeout=30)
     with pytest.raises(ray.exceptions.RayTaskError, match="overtaken was cancelled"):
-        for item in actor.stream.remote(job, ["handles"], []):
+        for item in actor.stream.remote(job, ["vision"], ["handles"], []):
             ray.get(item, timeout=30)
 
 
@@ -175,13 +157,13 @@ def test_a_request_out_of_time_fails_and_stops(clean: Pipeline) -> None:
 
 
 def test_the_metadata_says_what_was_really_used(clean: Pipeline, snapshot: Path) -> None:
-    from cosmos3_model.schedule import ScheduleSettings, Solver
+    from cosmos3_model.schedule import ScheduleSettings, solver_for
 
     config = SnapshotConfig.from_folder(snapshot)
     for asked in ({}, {"flow_shift": 10.0}):
         result = clean.generate(**{**STILL, **asked, "seed": None}, output="latent")
         settings = ScheduleSettings.resolve(config, 4, **asked)
-        assert result.metadata["sigmas"] == Solver(config, settings).sigmas
+        assert result.metadata["sigmas"] == solver_for(config, settings).sigmas
         assert result.metadata["use_karras_sigmas"] is settings.use_karras_sigmas
         again = clean.generate(**{**STILL, **asked, "seed": result.metadata["seed"]}, output="latent")
         assert torch.equal(again.media, result.media)
@@ -236,7 +218,7 @@ def test_results_go_from_node_to_node_as_references(
 
     monkeypatch.setattr(Executor, "_inputs", spy)
     clean.generate(**CLIP, image=picture)
-    assert seen.pop("encode_image")[0] is picture
+    assert seen.pop("encode_vision")[0].base is picture
     assert seen.pop("encode_text") == []
     assert {node: [type(value) for value in values] for node, values in seen.items()} == {
         "prefill": [ray.ObjectRef],

@@ -15,11 +15,13 @@ import psutil
 import pytest
 import ray
 import torch
+from cases import request_of
 from conftest import PROMPTS, SIZE
 
 from graph.executor import Progress
 from graph.pipeline import Pipeline
 from graph.workers import PipelineError
+from nodes.catalog import NODES
 
 CLIP = {**PROMPTS, **SIZE, "num_frames": 17, "num_inference_steps": 4, "seed": 21}
 SLOW = {**PROMPTS, "num_frames": 17, "height": 320, "width": 480, "seed": 22, "num_inference_steps": 8}
@@ -29,11 +31,12 @@ SLOW = {**PROMPTS, "num_frames": 17, "height": 320, "width": 480, "seed": 22, "n
 def healed(clean: Pipeline) -> Any:
     """The pipeline, with every replica alive before the test begins."""
     deadline = time.monotonic() + 60
-    while {kind: len(clean.workers.replicas(kind)) for kind in ("encoder", "prefill", "denoise", "vae_decode")} != {
+    while {kind: len(clean.workers.replicas(kind)) for kind in NODES} != {
         "encoder": 1,
         "prefill": 1,
         "denoise": 2,
         "vae_decode": 1,
+        "sound_decode": 1,
     }:
         assert time.monotonic() < deadline, "a dead replica was not replaced"
         time.sleep(0.1)
@@ -69,11 +72,31 @@ def test_the_denoise_actor_is_killed_on_the_way(healed: Pipeline, fused_run: Any
     assert (result.metadata["start_step"] > 0) == (resumes_at > 0)
 
 
-@pytest.mark.parametrize("kind", ["encoder", "prefill", "vae_decode"])
+@pytest.mark.parametrize("mode", ["video-to-video-with-sound", "policy"])
+def test_a_request_with_more_than_pictures_survives_its_denoise_actor(
+    healed: Pipeline, fused_run: Any, picture: np.ndarray, clip: np.ndarray, mode: str
+) -> None:
+    def kill() -> None:
+        ray.kill(max(healed.workers.replicas("denoise"), key=lambda replica: replica.in_flight).actor)
+
+    fields = request_of("nano", mode, 6.0, picture, clip) | {"num_inference_steps": 40, "prompt": f"{mode}, killed."}
+    result = submit_and(healed, lambda progress: progress.step == 3, kill, **fields).result(120)
+    expected = fused_run(**fields)
+    assert torch.equal(result.media, expected.latents)
+    for made, wanted in ((result.sound, expected.sound), (result.actions, expected.actions)):
+        assert (made is None) == (wanted is None)
+        assert wanted is None or np.array_equal(made, wanted.numpy())
+    assert 0 < result.metadata["start_step"] < 40
+
+
+@pytest.mark.parametrize("kind", ["encoder", "prefill", "vae_decode", "sound_decode"])
 def test_a_node_dies_with_the_request_in_it(healed: Pipeline, fused_run: Any, picture: np.ndarray, kind: str) -> None:
     """It is stopped first, so that it cannot have answered when it is killed."""
     fields = CLIP | {"image": picture, "prompt": f"A cube, and the {kind} dies."}
-    node = {"encoder": "encode_text", "prefill": "prefill", "vae_decode": "decode"}[kind]
+    fields |= {"enable_sound": kind == "sound_decode"}
+    node = {"encoder": "encode_text", "prefill": "prefill", "vae_decode": "decode", "sound_decode": "decode_sound"}[
+        kind
+    ]
     pid = next(stats["pid"] for stats in healed.stats()["nodes"] if stats["kind"] == kind)
     os.kill(pid, signal.SIGSTOP)
     pending = submit_and(healed, lambda progress: progress.node == node, lambda: None, **fields)

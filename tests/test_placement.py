@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from graph.placement import Placement, PlacementError
+from nodes.catalog import NODES
 
 BAD = {
     "nodes: {denoise: {replica: 2}}": r"nodes.denoise.replica: Extra inputs",
@@ -48,5 +49,5 @@ def test_defaults_follow_the_machine() -> None:
     assert one.node("denoise").device == "cuda"
     assert one.node("denoise").settings("x").batching == "joint"
     assert one.node("prefill").settings("x").dtype == "bfloat16"
-    assert sum(one.node(kind).num_gpus for kind in ("encoder", "prefill", "denoise", "vae_decode")) <= 1
+    assert sum(one.node(kind).num_gpus for kind in NODES) <= 1
     assert four.node("denoise").replicas == 4

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import wave
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from graph.result import GenerationResult
+from nodes.action_files import load_actions
 
 
 def result(output: Any, media: Any) -> GenerationResult:
@@ -49,7 +52,23 @@ def test_a_write_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("output", ["np", "latent"])
+@pytest.mark.parametrize("output", ["np", "latent", "actions"])
 def test_an_array_is_no_file(output: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="array in memory"):
         result(output, None).save(tmp_path / "a")
+
+
+def test_sound_and_actions_are_files_of_their_own(tmp_path: Path) -> None:
+    actions, sound = np.ones((2, 3), np.float32), np.zeros((2, 100), np.float32)
+    made = GenerationResult("id", "m", "np", None, {"sampling_rate": 48000, "domain_name": "umi"}, [], sound, actions)
+    for suffix in (".json", ".npy", ".msgpack"):
+        assert np.array_equal(load_actions(made.save_actions(tmp_path / f"a{suffix}")), actions)
+    with wave.open(str(made.save_sound(tmp_path / "s.wav"))) as file:
+        assert (file.getnchannels(), file.getframerate(), file.getnframes()) == (2, 48000, 100)
+    with pytest.raises(ValueError, match="a text-to-image result has no sound"):
+        result("np", None).save_sound(tmp_path / "t.wav")
+    with pytest.raises(ValueError, match="a text-to-image result has no actions"):
+        result("np", None).save_actions(tmp_path / "t.json")
+    with pytest.raises(ValueError, match=r"not '.csv'"):
+        made.save_actions(tmp_path / "a.csv")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "a.msgpack", "a.npy", "s.wav"]
