@@ -22,6 +22,7 @@ from nodes.codec import unpack
 from nodes.job import Job
 
 from .cluster import start_ray
+from .defaults import WITH_SOUND
 from .executor import Executor, OnProgress
 from .modes import MODES, graph_of, modes_of
 from .placement import Placement
@@ -112,6 +113,8 @@ class Pipeline:
         check_transformer(config)
         read_header(config.root / "vae")
         modes = modes_of(config) if modes is None else list(modes)
+        if any(mode.endswith(WITH_SOUND) for mode in modes):
+            read_header(config.root / "sound_tokenizer")
         if isinstance(placement, str | Path):
             placement = Placement.from_yaml(placement)
         on_ready("snapshot")

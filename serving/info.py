@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cosmos3_model.config import SnapshotConfig
-from cosmos3_model.families import family_of
+from cosmos3_model.families import family_of, lacks_sound
 from cosmos3_model.loader import read_header
 from cosmos3_model.prompts import check_tokenizer
 from cosmos3_model.transformer import check_transformer, count_parameters
@@ -37,7 +37,7 @@ def describe(folder: Path) -> dict[str, Any]:
     family, config = family_of(snapshot), snapshot.transformer
     parameters = count_parameters(snapshot) | {"vae": _numbers(folder / "vae", "")}
     float32 = parameters.pop("generation_float32")
-    if snapshot.sound is not None:
+    if lacks_sound(snapshot) is None:
         parameters["sound_decoder"] = _numbers(folder / "sound_tokenizer", "decoder.")
     kv_numbers = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
     nodes = {"encoder": "vae", "prefill": "understanding", "denoise": "generation", "vae_decode": "vae"}
@@ -88,25 +88,24 @@ def show(found: dict[str, Any], console: Console) -> None:
     console.print(memory)
     per_token = _bytes(found["kv_bytes_per_token"])
     console.print(
-        f"text K/V takes {per_token} a token and branch in bfloat16; the pool holds {found['pool_tokens']} tokens"
+        f"Weights, and the store's default pool of {found['pool_tokens']} tokens; a request's own need comes on top."
     )
+    console.print(f"Text K/V takes {per_token} a token and branch in bfloat16.")
 
 
 def _numbers(folder: Path, prefix: str) -> int:
-    return sum(prod(shape) for key, (_, shape) in read_header(folder).items() if key.startswith(prefix))
+    return sum(math.prod(shape) for key, (_, shape) in read_header(folder).items() if key.startswith(prefix))
 
 
 def _count(numbers: float) -> str:
-    for unit in ("", " K", " M"):
-        if numbers < 1000:
-            return f"{numbers:.4g}{unit}"
-        numbers /= 1000
-    return f"{numbers:.4g} B"
+    return _short(numbers, 1000, ("", " K", " M", " B"))
 
 
 def _bytes(size: float) -> str:
-    for unit in ("bytes", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.4g} {unit}"
-        size /= 1024
-    return f"{size:.4g} GiB"
+    return _short(size, 1024, (" bytes", " KiB", " MiB", " GiB"))
+
+
+def _short(value: float, step: int, units: tuple[str, ...]) -> str:
+    """Four digits and the largest of the units that leaves a whole."""
+    power = min(int(math.log(max(value, 1), step)), len(units) - 1)
+    return f"{value / step**power:.4g}{units[power]}"

@@ -12,8 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import has, request_of
+from test_node_denoise import House
 
+from cosmos3_model.families import FAMILIES
 from cosmos3_model.snapshot import write_snapshot
+from graph.modes import MODES
 from graph.pipeline import Pipeline
 from graph.placement import Placement
 from graph.reference import ReferencePipeline
@@ -24,8 +28,6 @@ pytestmark = [
 ]
 PROMPTS = {"prompt": "A red cube.", "negative_prompt": "blurry"}
 STILL = {**PROMPTS, "num_frames": 1, "height": 192, "width": 320, "num_inference_steps": 8, "seed": 1}
-CLIP = {**PROMPTS, "num_frames": 17, "height": 192, "width": 320, "num_inference_steps": 8, "seed": 2}
-FIELDS = {"image": STILL, "video": CLIP, "image-to-video": CLIP}
 
 
 def psnr(a: np.ndarray, b: np.ndarray) -> float:
@@ -34,8 +36,18 @@ def psnr(a: np.ndarray, b: np.ndarray) -> float:
     return float("inf") if error == 0 else float(10 * np.log10(255**2 / error))
 
 
-def fields_of(mode: str, picture: np.ndarray) -> dict[str, Any]:
-    return FIELDS[mode] | ({"image": picture} if mode == "image-to-video" else {})
+def fields_of(family: str, mode: str, picture: np.ndarray, clip: np.ndarray) -> dict[str, Any]:
+    """As on the CPU, at a larger size."""
+    fields = request_of(family, mode, 6.0, picture, clip)
+    return fields if "action" in fields else fields | {"height": 192, "width": 320}
+
+
+def compare(made: torch.Tensor | np.ndarray | None, expected: torch.Tensor | None) -> float:
+    """Largest difference; both or neither are there."""
+    assert (made is None) == (expected is None)
+    if made is None or expected is None:
+        return 0.0
+    return (torch.as_tensor(made) - expected.cpu()).abs().max().item()
 
 
 @pytest.fixture(scope="module")
@@ -59,23 +71,46 @@ def launched(request: pytest.FixtureRequest, small: Path) -> Iterator[tuple[str,
         assert pipeline.stats()["store"]["pages_in_use"] == 0
 
 
-@pytest.mark.parametrize("mode", FIELDS)
-def test_the_pipeline_equals_the_fused_run(
-    launched: tuple[str, Pipeline], fused: ReferencePipeline, picture: np.ndarray, mode: str
+@pytest.mark.parametrize("mode", MODES)
+def test_the_pipeline_equals_the_fused_run_in_every_mode(
+    launched: tuple[str, Pipeline], fused: ReferencePipeline, picture: np.ndarray, clip: np.ndarray, mode: str
 ) -> None:
     """Branches in sequence: bit-exact. Both branches in one forward: at least 35 dB."""
     batching, pipeline = launched
-    fields = fields_of(mode, picture)
+    fields = fields_of("nano", mode, picture, clip)
     expected = fused(**fields)
-    latents = pipeline.generate(**fields, output="latent").media
-    difference = (latents - expected.latents.cpu()).abs().max().item()
-    decibels = psnr(pipeline.generate(**fields).media, expected.frames)
-    print(f"{mode}, {batching}: max abs diff on latents {difference:.2e}, frames {decibels:.1f} dB")
-    assert expected.frames.std() > 5
+    result = pipeline.generate(**fields)
+    sound, actions = compare(result.sound, expected.sound), compare(result.actions, expected.actions)
+    latents, decibels = 0.0, float("inf")
+    if result.media is not None:
+        latents = compare(pipeline.generate(**fields, output="latent").media, expected.latents)
+        decibels = psnr(result.media, expected.frames)
+        assert expected.frames.std() > 5
+    print(
+        f"{mode}, {batching}: max abs diff on latents {latents:.1e}, sound {sound:.1e}, actions {actions:.1e}, "
+        f"frames {decibels:.1f} dB"
+    )
     if batching == "exact":
-        assert difference == 0
-        assert decibels == float("inf")
+        assert (latents, sound, actions) == (0, 0, 0)
     assert decibels >= 35
+    assert max(sound, actions) <= 0.05
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "nano"])
+@pytest.mark.parametrize("mode", ["text-to-image", "image-to-video", "video-to-video-with-sound", "policy"])
+def test_nodes_of_every_family_equal_the_fused_run(
+    tmp_path: Path, picture: np.ndarray, clip: np.ndarray, family: str, mode: str
+) -> None:
+    if not has(family, mode, 1.0):
+        pytest.skip(f"{family} was not trained for {mode}")
+    snapshot = write_snapshot(tmp_path / family, family=family, size="small")
+    fields = fields_of(family, mode, picture, clip)
+    expected = ReferencePipeline(snapshot, dtype=torch.bfloat16, device="cuda")(**fields)
+    made = House(snapshot, dtype="bfloat16", device="cuda").run(**fields)
+    wanted = {"vision": expected.latents, "sound": expected.sound_latents, "action": expected.actions}
+    differences = [compare(made[name].cpu() if name in made else None, latents) for name, latents in wanted.items()]
+    print(f"{family}, {mode}: max abs diff on latents, sound and actions {differences}")
+    assert differences == [0, 0, 0]
 
 
 def test_requests_in_one_batch_stay_themselves(launched: tuple[str, Pipeline], fused: ReferencePipeline) -> None:
@@ -109,12 +144,13 @@ def test_one_anchor_frame_equals_the_first_of_the_padded_clip(fused: ReferencePi
     assert difference <= 1e-4
 
 
-def test_float32_on_the_gpu_is_close_to_the_cpu(small: Path) -> None:
-    """The devices sum in another order; eight steps of guidance multiply what is left by about a hundred."""
-    here = ReferencePipeline(small)(**STILL)
-    there = ReferencePipeline(small, device="cuda")(**STILL)
-    difference = (here.latents - there.latents.cpu()).abs().max().item()
-    print(
-        f"float32, GPU against CPU: max abs diff on latents {difference:.2e}, {psnr(here.frames, there.frames):.1f} dB"
-    )
-    assert difference <= 1e-2
+@pytest.mark.parametrize("mode", ["text-to-image", "text-to-video-with-sound", "policy"])
+def test_float32_on_the_gpu_is_close_to_the_cpu(small: Path, picture: np.ndarray, clip: np.ndarray, mode: str) -> None:
+    """The devices sum in another order; steps of guidance multiply what is left by about a hundred."""
+    fields = fields_of("nano", mode, picture, clip)
+    here, there = ReferencePipeline(small)(**fields), ReferencePipeline(small, device="cuda")(**fields)
+    pairs = [(here.latents, there.latents), (here.sound, there.sound), (here.actions, there.actions)]
+    differences = [compare(ours, theirs) for ours, theirs in pairs]
+    shown = ", ".join(f"{difference:.1e}" for difference in differences)
+    print(f"float32 {mode}, GPU against CPU: latents, sound, actions {shown}; {psnr(here.frames, there.frames):.1f} dB")
+    assert max(differences) <= 1e-2

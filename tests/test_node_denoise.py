@@ -53,10 +53,10 @@ class House:
 
     def __init__(self, snapshot: Path, **settings: Any) -> None:
         self.snapshot = snapshot
-        dtype = settings.get("dtype", "float32")
-        self.store = local_store(snapshot, dtype=dtype)
-        self.encoder = node("encoder", snapshot, dtype=dtype)
-        self.prefill = node("prefill", snapshot, self.store, dtype=dtype)
+        common = {"dtype": settings.get("dtype", "float32"), "device": settings.get("device", "cpu")}
+        self.store = local_store(snapshot, dtype=common["dtype"])
+        self.encoder = node("encoder", snapshot, **common)
+        self.prefill = node("prefill", snapshot, self.store, **common)
         self.denoise = node("denoise", snapshot, self.store, **settings)
 
     def add(self, request_id: str, state: Any = None, **fields: Any) -> None:

@@ -93,6 +93,12 @@ def truncated_vae(root: Path) -> str:
     return "vae/diffusion_pytorch_model.safetensors: not a complete safetensors file"
 
 
+def truncated_sound(root: Path) -> str:
+    file = next((root / "sound_tokenizer").glob("*.safetensors"))
+    file.write_bytes(file.read_bytes()[:-1000])
+    return "sound_tokenizer/.*not a complete safetensors file"
+
+
 def no_vae(root: Path) -> str:
     shutil.rmtree(root / "vae")
     return "vae/config.json: file is missing"
@@ -128,6 +134,7 @@ FAULTS = [
     truncated,
     empty_file,
     truncated_vae,
+    truncated_sound,
     no_vae,
     no_tokenizer,
     broken_json,
