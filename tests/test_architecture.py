@@ -66,6 +66,7 @@ def test_commands_in_the_documents_are_run_by_a_test_or_marked() -> None:
         "make test": ".ci/run",
         "make lint": ".ci/run",
         "make bench": "test_benchmarks.py",
+        ".venv/bin/python -m pytest": "make test, with every other",
         ".venv/bin/cosmoray snapshot": "test_cli.py",
         ".venv/bin/cosmoray generate": "test_cli.py, as they stand",
         ".venv/bin/cosmoray info": "test_info.py",
