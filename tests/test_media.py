@@ -90,8 +90,8 @@ def test_every_mode_becomes_rgb8(mode: str) -> None:
 
 
 def test_sixteen_bit_grey_is_scaled_and_not_clipped() -> None:
-    grey = np.array([[0, 257 * 100, 65535]], dtype=np.uint16)
-    assert load_image(as_file(Image.fromarray(grey)))[0, :, 0].tolist() == [0, 100, 255]
+    grey = np.array([[0, 257 * 100, 257 * 200, 65535]], dtype=np.uint16)
+    assert load_image(as_file(Image.fromarray(grey)))[0, :, 0].tolist() == [0, 100, 200, 255]
 
 
 @pytest.mark.parametrize(

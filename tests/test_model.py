@@ -17,7 +17,7 @@ from cosmos3_model.attention import DensePrefix, get_backend
 from cosmos3_model.conditioning import Conditioning, fit_image, prepare
 from cosmos3_model.config import SnapshotConfig
 from cosmos3_model.fused import FusedPipeline
-from cosmos3_model.layout import Layout, patchify, text_positions, unpatchify, vision_segment
+from cosmos3_model.layout import Latents, Layout, action_segment, patchify, text_positions, unpatchify, vision_segment
 from cosmos3_model.rotary import RotaryEmbedding
 from cosmos3_model.sampling import NonFiniteError, Sampler, SamplingSettings
 from cosmos3_model.schedule import ScheduleSettings, solver_for
@@ -146,6 +146,17 @@ def test_a_joint_forward_equals_each_branch_alone_in_any_order(config: SnapshotC
             worst = max(worst, (velocity["vision"] - alone[place]["vision"]).abs().max().item())
     print(f"joint against alone, 24 orders: max abs diff {worst:.2e}")
     assert worst <= 1e-5
+
+
+def test_given_actions_have_no_velocity(config: SnapshotConfig) -> None:
+    tower = load_generation(config, dtype=torch.float32)
+    branch = branch_of(config, 5, (2, 4, 4), 300.0, 0)
+    for given in (True, False):
+        actions = action_segment(config.transformer, 4, text_tokens=5, fps=5, domain_id=2, given=given)
+        layout = Layout({**branch.layout.segments, "action": actions})
+        latents: Latents = {**branch.latents, "action": torch.randn(actions.shape)}
+        velocity = tower([replace(branch, latents=latents, layout=layout)])[0]["action"]
+        assert bool((velocity == 0).all()) is given
 
 
 def test_the_towers_share_no_weight_and_miss_none(config: SnapshotConfig) -> None:

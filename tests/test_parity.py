@@ -136,7 +136,7 @@ def test_clips_longer_and_shorter_than_needed_equal_diffusers(
 
 
 @pytest.mark.parametrize("tier", [256, 480])
-@pytest.mark.parametrize("size", [(16, 16), (70, 500), (300, 200), (256, 256), (500, 900)])
+@pytest.mark.parametrize("size", [(16, 16), (70, 500), (300, 200), (144, 208), (256, 256), (500, 900)])
 @pytest.mark.parametrize("length", [1, 9])
 def test_scenes_of_any_shape_are_set_as_in_diffusers(snapshot: Path, tier: int, size: Any, length: int) -> None:
     """Canvas, content and pixels: never enlarged, mirrored where there is enough to mirror, else repeated."""
