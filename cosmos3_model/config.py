@@ -64,6 +64,9 @@ class TransformerConfig:
         if "rope_axes_dim" not in picked:
             scaling = values.get("rope_scaling") or {}
             picked["rope_axes_dim"] = scaling.get("mrope_section", cls.rope_axes_dim)
+        for name, value in picked.items():
+            if not _usable(name, value):
+                raise SnapshotError(f"transformer/config.json: {name} holds an unusable value, {value!r}")
         picked["rope_axes_dim"] = tuple(picked["rope_axes_dim"])
         config = cls(**picked)
         if config.hidden_act not in ("silu", "relu2"):
@@ -76,6 +79,17 @@ class TransformerConfig:
         if config.num_attention_heads % config.num_key_value_heads:
             raise SnapshotError("transformer/config.json: num_attention_heads is no multiple of num_key_value_heads")
         return config
+
+
+def _usable(name: str, value: Any) -> bool:
+    """Whether a value of the JSON has the type of its field; numbers must be positive, a margin may be 0."""
+    if name == "rope_axes_dim":
+        return isinstance(value, list | tuple) and len(value) == 3 and all(type(size) is int for size in value)
+    kind = type(getattr(TransformerConfig, name))  # of the field's default
+    if kind in (bool, str):
+        return isinstance(value, kind)
+    fits = isinstance(value, int | float) if kind is float else type(value) is int
+    return fits and (value > 0 or (value == 0 and name.endswith("margin")))
 
 
 @dataclass(frozen=True)
@@ -102,12 +116,16 @@ class SnapshotConfig:
         if not root.is_dir():
             raise SnapshotError(f"{root}: no such snapshot folder")
         index = _read_index(root)
+        vae = read_json(root / "vae" / "config.json")
+        for name in ("latents_mean", "latents_std"):
+            if not isinstance(vae.get(name), list) or not all(isinstance(item, int | float) for item in vae[name]):
+                raise SnapshotError(f"{root / 'vae' / 'config.json'}: {name} must be a list of numbers")
         sound = root / "sound_tokenizer" / "config.json"
         return cls(
             root=root,
             transformer=TransformerConfig.from_dict(read_json(root / "transformer" / "config.json")),
             scheduler=read_json(root / "scheduler" / "scheduler_config.json"),
-            vae=read_json(root / "vae" / "config.json"),
+            vae=vae,
             sound=read_json(sound) if sound.exists() else None,
             default_use_system_prompt=bool(index.get("default_use_system_prompt", True)),
             use_native_flow_schedule=bool(index.get("use_native_flow_schedule", False)),

@@ -32,6 +32,8 @@ def read_header(folder: Path) -> Header:
     placed: dict[str, str] = {}
     if indexes:
         placed = read_json(indexes[0]).get("weight_map", {})
+        if not isinstance(placed, dict) or not all(isinstance(name, str) for name in placed.values()):
+            raise SnapshotError(f"{indexes[0]}: weight_map must place each key in a file")
         files = sorted({folder / name for name in placed.values()})
     else:
         files = sorted(folder.glob("*.safetensors"))

@@ -22,7 +22,7 @@ from .towers import Branch
 
 
 class NonFiniteError(ValueError):
-    """NaN or infinity in a request's latents or K/V; the message names where."""
+    """NaN or infinity in a request's latents, K/V, frames or sound; the message names where."""
 
 
 @dataclass(frozen=True)

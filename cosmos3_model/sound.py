@@ -9,6 +9,7 @@ import torch
 
 from .config import SnapshotConfig, SnapshotError
 from .loader import check_keys, load_weights, read_header
+from .sampling import NonFiniteError
 
 
 def audio_tokenizer(config: dict[str, Any]) -> Any:
@@ -49,5 +50,12 @@ class SoundDecoder:
 
     @torch.inference_mode()
     def decode(self, latents: torch.Tensor) -> torch.Tensor:
-        """Latents `[C, T]` to samples `[channels, T * hop_size]` in [-1, 1], float32 on the CPU."""
-        return self._tokenizer.decode(latents.to(self.device, self.dtype)).float().cpu()
+        """Latents `[C, T]` to samples `[channels, T * hop_size]` in [-1, 1], float32 on the CPU.
+
+        Raises:
+            NonFiniteError: the decoder gave NaN or infinity.
+        """
+        sound: torch.Tensor = self._tokenizer.decode(latents.to(self.device, self.dtype)).float().cpu()
+        if not sound.isfinite().all():
+            raise NonFiniteError(f"the sound decoder's samples are not finite in {self.dtype}")
+        return sound

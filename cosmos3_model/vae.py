@@ -10,6 +10,7 @@ import torch
 from .conditioning import Conditioning, prepare
 from .config import SnapshotConfig
 from .loader import check_keys, load_weights, read_header
+from .sampling import NonFiniteError
 
 
 class WanVAE:
@@ -51,8 +52,14 @@ class WanVAE:
 
     @torch.inference_mode()
     def decode(self, latents: torch.Tensor) -> np.ndarray:
-        """Latents `[1, C, T, H, W]` to RGB8 frames `[frames, height, width, 3]`."""
+        """Latents `[1, C, T, H, W]` to RGB8 frames `[frames, height, width, 3]`.
+
+        Raises:
+            NonFiniteError: the decoder gave NaN or infinity, which 8 bits would show as black or white.
+        """
         z = latents.to(self.device, self.dtype) / self._inverse_std + self._mean
         video = self._vae.decode(z).sample.float()[0]
+        if not video.isfinite().all():
+            raise NonFiniteError(f"the VAE decoder's frames are not finite in {self.dtype}")
         scaled = (video * 0.5 + 0.5).clamp(0, 1).permute(1, 2, 3, 0)
         return (scaled * 255).round().to(torch.uint8).cpu().numpy()

@@ -19,7 +19,7 @@ from cosmos3_model.loader import read_header
 from cosmos3_model.prompts import check_tokenizer
 from cosmos3_model.transformer import check_transformer
 from nodes.codec import unpack
-from nodes.job import Job
+from nodes.job import DeadlineExceeded, Job
 
 from .cluster import start_ray
 from .defaults import WITH_SOUND
@@ -113,6 +113,9 @@ class Pipeline:
         check_transformer(config)
         read_header(config.root / "vae")
         modes = modes_of(config) if modes is None else list(modes)
+        for mode in modes:
+            if mode not in MODES:
+                raise PipelineError(f"mode {mode!r} is not one of {', '.join(MODES)}")
         if any(mode.endswith(WITH_SOUND) for mode in modes):
             read_header(config.root / "sound_tokenizer")
         if isinstance(placement, str | Path):
@@ -220,10 +223,13 @@ class Pipeline:
     async def _serve(self, request: GenerationRequest, job: Job, on_progress: OnProgress) -> GenerationResult:
         self._register_task()
         submitted = time.time()
-        async with self._slots:
+        await self._take_slot(job)
+        try:
             graph = graph_of(job)
             walk = await self._executor.run(job, graph, sources_of(request), on_progress)
             results = {name: unpack(await walk.values[source]) for name, source in graph.results.items()}
+        finally:
+            self._slots.release()
         domain = {} if request.action is None else {"domain_name": request.action.domain_name}
         metadata = _metadata(job, self.snapshot, walk.reports) | domain | {"seconds": time.time() - submitted}
         return GenerationResult(
@@ -236,6 +242,14 @@ class Pipeline:
             results.get("sound"),
             results["actions"].numpy().copy() if "actions" in results else None,
         )
+
+    async def _take_slot(self, job: Job) -> None:
+        """Wait for a request to end, if there are as many as there may be; the time spent here counts, too."""
+        try:
+            async with asyncio.timeout(None if job.deadline is None else job.deadline - time.time()):
+                await self._slots.acquire()
+        except TimeoutError:
+            raise DeadlineExceeded(f"request {job.request_id} ran out of time while it waited for others") from None
 
     def _register_task(self) -> None:
         """Let `close` find the current task: a launch that is interrupted, or a request."""
@@ -262,12 +276,13 @@ class Pipeline:
 def _metadata(job: Job, snapshot: SnapshotConfig, reports: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """The settings that were really used, those of the nodes last."""
     prompt, sampling, schedule = job.prompt, job.sampling, job.sampling.schedule
+    *_, frames, rows, columns = sampling.latent_shape  # a scene's canvas is larger than what is made of it
     settings: dict[str, Any] = {
         "family": family_of(snapshot),
         "seed": sampling.seed,
-        "num_frames": prompt.num_frames,
-        "height": prompt.height,
-        "width": prompt.width,
+        "num_frames": (frames - 1) * snapshot.temporal_compression + 1,
+        "height": rows * snapshot.spatial_compression,
+        "width": columns * snapshot.spatial_compression,
         "fps": prompt.fps,
         "guidance_scale": sampling.guidance_scale,
         "guidance_interval": sampling.guidance_interval,

@@ -158,7 +158,7 @@ class GenerationRequest(_Strict):
     num_frames: int | None = None
     height: int | None = None
     width: int | None = None
-    fps: float | None = Field(None, gt=0, le=240, allow_inf_nan=False)
+    fps: float | None = Field(None, ge=1, le=240, allow_inf_nan=False)
     num_inference_steps: int | None = Field(None, ge=1, le=1000)
     guidance_scale: float | None = Field(None, ge=0, le=100, allow_inf_nan=False)
     guidance_interval: Annotated[tuple[float, float] | None, BeforeValidator(_as_tuple)] = None
@@ -237,6 +237,9 @@ class GenerationRequest(_Strict):
 
     @model_validator(mode="after")
     def _fits_together(self) -> GenerationRequest:
+        for field in ("condition_frame_indexes_vision", "condition_video_keep"):
+            if field in self.model_fields_set and (self.video is None or self.action is not None):
+                raise ValueError(f"{field}: says which part of a video is kept, in video-to-video alone")
         if self.action is not None:
             self._check_action(self.action)
         elif self.image is not None and self.video is not None:

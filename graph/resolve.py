@@ -21,7 +21,7 @@ from cosmos3_model.prompts import PromptSettings
 from cosmos3_model.sampling import SamplingSettings
 from cosmos3_model.schedule import ScheduleSettings
 from nodes.job import Job
-from nodes.media import PIL_FORMATS
+from nodes.media import MAX_PIXELS, PIL_FORMATS
 
 from .defaults import WITH_SOUND, Defaults, defaults_of
 from .modes import refusal
@@ -61,6 +61,7 @@ def resolve(request: GenerationRequest, snapshot: SnapshotConfig) -> Job:
     defaults = defaults_of(family, mode)
     if snapshot.distilled_sigmas is not None:
         _check_distilled(request, len(snapshot.distilled_sigmas))
+    fps = defaults.fps if request.fps is None else request.fps
     if request.action is not None:
         conditioning: Conditioning | None = _scene(request, request.action)
         num_frames = request.action.num_actions + 1
@@ -72,11 +73,11 @@ def resolve(request: GenerationRequest, snapshot: SnapshotConfig) -> Job:
         num_frames, height, width = _size(request, defaults)
         conditioning = _conditioning(request, num_frames, height, width)
         latent_shape = snapshot.latent_shape(num_frames, height, width)
-    _check_size(request, latent_shape, num_frames, height, width)
+    sound_shape = snapshot.sound_shape(num_frames, fps) if request.enable_sound else None
+    _check_size(request, latent_shape, 0 if sound_shape is None else sound_shape[1], num_frames, height, width)
     output = request.output or ("actions" if mode == "inverse-dynamics" else "np")
     if output in PIL_FORMATS and num_frames != 1:
         raise RequestError("output", f"a {output} file holds one frame; use mp4, npy or png_frames for clips")
-    fps = defaults.fps if request.fps is None else request.fps
     return Job(
         uuid.uuid4().hex[:16],
         mode,
@@ -100,7 +101,7 @@ def resolve(request: GenerationRequest, snapshot: SnapshotConfig) -> Job:
             _schedule(request, defaults, snapshot),
             request.guidance_interval,
             () if conditioning is None else conditioning.latent_frames,
-            snapshot.sound_shape(num_frames, fps) if request.enable_sound else None,
+            sound_shape,
             None if request.action is None else _actions(request.action),
         ),
         output,
@@ -136,6 +137,11 @@ def _size(request: GenerationRequest, defaults: Defaults) -> tuple[int, int, int
 
 def _conditioning(request: GenerationRequest, num_frames: int, height: int, width: int) -> Conditioning | None:
     if request.image is not None:
+        rows, columns = request.image.shape[:2]
+        scale = max(height / rows, width / columns)
+        if scale * rows * scale * columns > MAX_PIXELS:
+            shape = f"{columns}x{rows} pixels cannot be scaled to cover {width}x{height}"
+            raise RequestError("image", f"{shape}: that would take over {MAX_PIXELS} pixels; crop it first")
         return Conditioning("image", height, width, 1, (0,))
     if request.video is None:
         return None
@@ -144,6 +150,11 @@ def _conditioning(request: GenerationRequest, num_frames: int, height: int, widt
         raise RequestError(
             "condition_frame_indexes_vision",
             f"{num_frames} frames are {(num_frames - 1) // TEMPORAL + 1} latent frames; there is no {indexes[-1]}",
+        )
+    if len(indexes) == (num_frames - 1) // TEMPORAL + 1:
+        raise RequestError(
+            "condition_frame_indexes_vision",
+            f"{num_frames} frames are {len(indexes)} latent frames, and all of them are given; ask for more frames",
         )
     return Conditioning("clip", height, width, indexes[-1] * TEMPORAL + 1, indexes)
 
@@ -165,9 +176,14 @@ def _actions(action: ActionRequest) -> ActionSettings:
 
 
 def _check_size(
-    request: GenerationRequest, latent_shape: tuple[int, ...], num_frames: int, height: int, width: int
+    request: GenerationRequest,
+    latent_shape: tuple[int, ...],
+    sound_latents: int,
+    num_frames: int,
+    height: int,
+    width: int,
 ) -> None:
-    tokens = latent_shape[2] * math.ceil(latent_shape[3] / 2) * math.ceil(latent_shape[4] / 2)
+    tokens = latent_shape[2] * math.ceil(latent_shape[3] / 2) * math.ceil(latent_shape[4] / 2) + sound_latents
     if tokens > MAX_GENERATION_TOKENS:
         field, less = ("num_frames", "frames") if request.action is None else ("action.chunk_size", "actions")
         raise RequestError(

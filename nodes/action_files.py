@@ -35,7 +35,7 @@ def load_actions(source: Any) -> np.ndarray:
             raise MediaError(f"{name}: a map without the key 'actions'")
         source = source["actions"]
     try:
-        actions = np.asarray(source, dtype=np.float64)
+        actions = np.array(source, dtype=np.float64)
     except (TypeError, ValueError):
         raise MediaError(f"{name}: not a table of numbers, every row as long as the others") from None
     if actions.ndim != 2 or 0 in actions.shape or actions.size > MAX_NUMBERS:

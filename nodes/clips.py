@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import re
+import struct
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -18,6 +19,8 @@ from PIL import Image, ImageSequence, UnidentifiedImageError
 from .media import MAX_PIXELS, ImageSource, MediaError, load_image, to_rgb8
 
 MAX_CLIP_BYTES = 1 << 31
+# What Pillow raises over damaged files, depending on the format and the place.
+PILLOW_ERRORS = (OSError, SyntaxError, ValueError, IndexError, struct.error)
 Keep = Literal["first", "last"]
 ClipSource = str | Path | bytes | np.ndarray | Sequence[ImageSource]
 
@@ -39,7 +42,7 @@ def load_clip(source: ClipSource, limit: int, keep: Keep = "first") -> np.ndarra
     if isinstance(source, np.ndarray):
         if source.dtype != np.uint8 or source.ndim != 4 or source.shape[3] != 3 or 0 in source.shape:
             raise MediaError(f"a clip array must be uint8 [F, h, w, 3], got {source.dtype} {list(source.shape)}")
-        return source[:limit] if keep == "first" else source[-limit:]
+        return (source[:limit] if keep == "first" else source[-limit:]).copy()  # the caller may write into theirs
     if isinstance(source, str | Path) and Path(source).is_dir():
         name, frames = str(source), _folder(Path(source), limit, keep)
     elif isinstance(source, str | Path | bytes):
@@ -86,15 +89,19 @@ def _file(source: str | Path | bytes, name: str) -> Iterator[np.ndarray]:
     except (UnidentifiedImageError, OSError):
         yield from _video(source, name)
         return
+    except Image.DecompressionBombError as error:
+        raise MediaError(f"{name}: {error}") from None
     with image:
-        if getattr(image, "n_frames", 1) == 1:
-            raise MediaError(f"{name}: a picture and not a clip")
         if image.width * image.height > MAX_PIXELS:
             raise MediaError(f"{name}: {image.width}x{image.height} is more than {MAX_PIXELS} pixels")
         try:
+            if not getattr(image, "is_animated", False):
+                raise MediaError(f"{name}: a picture and not a clip")
             for frame in ImageSequence.Iterator(image):
                 yield to_rgb8(frame)
-        except (OSError, SyntaxError, ValueError) as error:
+        except PILLOW_ERRORS as error:
+            if isinstance(error, MediaError):
+                raise
             raise MediaError(f"{name}: the clip is damaged ({error})") from None
 
 

@@ -45,7 +45,7 @@ def load_image(source: ImageSource) -> np.ndarray:
     if isinstance(source, np.ndarray):
         if source.dtype != np.uint8 or source.ndim != 3 or source.shape[2] != 3 or 0 in source.shape:
             raise MediaError(f"an image array must be uint8 [h, w, 3], got {source.dtype} {list(source.shape)}")
-        return source
+        return source.copy()  # the caller may go on to write into theirs
     name = "the image" if isinstance(source, bytes | Image.Image) else str(source)
     try:
         if isinstance(source, Image.Image):

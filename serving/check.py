@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import os
 import platform
 from collections.abc import Callable
@@ -25,7 +24,10 @@ def report(console: Console) -> bool:
     """Print one line per finding; True if the main job, making pictures and clips, can run."""
     findings: list[Finding] = []
     for probe in (_python, _torch, _gpu, _attention, _diffusers, _media, _memory, _ray):
-        finding = probe()
+        try:
+            finding = probe()
+        except ImportError as error:  # what is missing has a line and a fix of its own, or is named here
+            finding = Finding(probe.__name__.strip("_"), f"not known: {error}", "mend what is named above, then again")
         findings.append(finding)
         mark = "[green]ok[/]  " if finding.fix is None else "[red]fail[/]"
         console.print(f"{mark} {finding.name:<10} {finding.found}")

@@ -5,6 +5,7 @@ torch and Ray are imported inside the commands, so that `--help` answers at once
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -127,7 +128,7 @@ def generate(
     from .outputs import Outputs
     from .show import run_with_progress
 
-    outputs = Outputs.plan(out, video_out, sound_out, action)
+    outputs = Outputs.plan(out, video_out, sound_out, action, sound)
     robot = {
         "domain_name": domain,
         "chunk_size": chunk_size,
@@ -238,6 +239,15 @@ def _action(mode: str | None, robot: dict[str, Any]) -> dict[str, Any] | None:
 
 def main() -> None:
     """Entry point: every error that a user can cause is one line on stderr."""
+    interrupted = False
+
+    def interrupt(*_: object) -> None:
+        nonlocal interrupted
+        interrupted = True
+        raise KeyboardInterrupt
+
+    # A library may make another error of an interrupt that comes while it starts; so it is noted here, too.
+    signal.signal(signal.SIGINT, interrupt)
     try:
         code = app(standalone_mode=False)
         if code == INTERRUPTED:  # typer turns Ctrl-C into this code, and says nothing
@@ -248,6 +258,8 @@ def main() -> None:
     except (typer.Abort, KeyboardInterrupt):
         _fail("interrupted", INTERRUPTED)
     except Exception as error:  # noqa: BLE001 - sorted by _explain, which raises what nobody expected
+        if interrupted:
+            _fail("interrupted", INTERRUPTED)
         _fail(_explain(error), 1)
 
 

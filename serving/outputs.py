@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,7 +30,9 @@ class Outputs:
     sound: Path | None
 
     @classmethod
-    def plan(cls, out: Path, video_out: Path | None, sound_out: Path | None, action: str | None) -> Outputs:
+    def plan(
+        cls, out: Path, video_out: Path | None, sound_out: Path | None, action: str | None, sound: bool = False
+    ) -> Outputs:
         """Sort the paths by what the request makes.
 
         Raises:
@@ -38,12 +41,18 @@ class Outputs:
         makes_actions = action in ("policy", "inverse_dynamics")
         for path in filter(None, (out, video_out, sound_out)):
             _check_place("output" if path is out else "video_out" if path is video_out else "sound_out", path)
+        places = [path.absolute() for path in (out, video_out, sound_out) if path is not None]
+        if len(set(places)) < len(places):
+            raise RequestError("output", f"{out}: two results cannot go into one file")
         if sound_out is not None and sound_out.suffix.lower() != ".wav":
             raise RequestError("sound_out", f"{sound_out}: suffix {sound_out.suffix!r} is not .wav")
         if not makes_actions:
             if video_out is not None:
                 raise RequestError("video_out", "only --action policy makes actions and a clip; use --out")
-            return cls(_media_format("output", out), out, None, sound_out)
+            kind = _media_format("output", out)
+            if sound and sound_out is None and kind != "mp4":
+                raise RequestError("output", f"{out}: only MP4 files hold sound; add --sound-out FILE.wav")
+            return cls(kind, out, None, sound_out)
         if out.suffix.lower() not in ACTION_SUFFIXES:
             hint = "; the clip goes to --video-out" if action == "policy" else ""
             raise RequestError("output", f"{out}: actions go into {', '.join(ACTION_SUFFIXES)} files{hint}")
@@ -81,4 +90,6 @@ def _check_place(field: str, path: Path) -> None:
         if parent.exists():
             if not parent.is_dir():
                 raise RequestError(field, f"{path}: {parent} is not a folder")
+            if not os.access(parent, os.W_OK | os.X_OK):
+                raise RequestError(field, f"{path}: {parent} may not be written to")
             break

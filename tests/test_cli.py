@@ -193,6 +193,8 @@ POLICY = ["generate", "--prompt", "x", "--out", "OUT.json", "--model", "SNAP", "
 ERRORS = [
     (["generate", "--prompt", "x", "--out", "a.png"], 2, "Missing option '--model'"),
     ([*GENERATE, "--model", "absent"], 1, "absent: no such snapshot folder"),
+    (["generate", "--prompt", "x", "--out", "OUT.npy", "--model", "SNAP", "--sound"], 1, "only MP4 files hold sound"),
+    ([*POLICY[:-2], "--action", "policy", "--video-out", "OUT.json"], 1, "two results cannot go into one file"),
     ([*GENERATE, "--model", "SNAP", "--frames", "16"], 1, "--frames: must be 4k+1, got 16; the nearest are 13 and 17"),
     ([*GENERATE, "--model", "SNAP", "--frames", "0"], 1, "--frames: must be from 1 to"),
     ([*GENERATE, "--model", "SNAP", "--frames", "many"], 2, "'--frames'"),

@@ -208,3 +208,28 @@ def test_a_video_or_a_folder_where_a_picture_is_wanted_says_so(tmp_path: Path) -
             load_image(data)
     with pytest.raises(MediaError, match="a folder and not a picture"):
         load_image(tmp_path)
+
+
+def test_arrays_are_the_caller_s_to_write_into_again() -> None:
+    camera = np.zeros((2, 4, 4, 3), np.uint8)
+    clip, picture = load_clip(camera, 2), load_image(camera[0])
+    camera[:] = 255
+    assert (clip.max(), picture.max()) == (0, 0)
+
+
+def test_a_gif_that_ends_inside_a_later_frame_is_damaged_and_its_first_frames_are_not() -> None:
+    whole = animation("GIF", np.random.default_rng(0).integers(0, 256, (4, 32, 32, 3), dtype=np.uint8))
+    second = whole.index(b"\x2c", whole.index(b"\x2c") + 1)
+    for end in range(second, len(whole) - 200, 97):
+        try:
+            assert len(load_clip(whole[:end], 1)) == 1
+            load_clip(whole[:end], 4)
+        except MediaError as error:
+            assert "\n" not in str(error)
+
+
+def test_a_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
+    (tmp_path / "large.gif").write_bytes(animation("GIF", np.zeros((2, 32, 32, 3), np.uint8)))
+    with pytest.raises(MediaError, match=r"large\.gif"):
+        load_clip(tmp_path / "large.gif", 1)

@@ -13,6 +13,7 @@ import pytest
 from conftest import PROMPTS, SIZE
 from local import job_of, node
 
+from cosmos3_model.sampling import NonFiniteError
 from nodes.job import DeadlineExceeded
 from nodes.media import encode_frames, encode_wav, mux_sound
 
@@ -104,3 +105,11 @@ def test_a_wav_file_holds_the_samples() -> None:
     loud = np.array([[2.0, -2.0]], dtype=np.float32)
     with wave.open(io.BytesIO(encode_wav(loud, RATE))) as file:
         assert np.frombuffer(file.readframes(2), "<i2").tolist() == [32767, -32768]
+
+
+def test_samples_that_are_not_a_number_are_no_silence(snapshot: Path, fused_run: Any) -> None:
+    broken = node("sound_decode", snapshot)
+    for parameter in broken._decoder._tokenizer.parameters():
+        parameter.data.fill_(float("nan"))
+    with pytest.raises(NonFiniteError, match="sound decoder's samples are not finite"):
+        broken.decode(job_of(snapshot, **FIELDS), fused_run(**FIELDS).sound_latents)

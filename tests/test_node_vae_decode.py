@@ -14,6 +14,8 @@ from conftest import PROMPTS, SIZE
 from local import job_of, node
 from PIL import Image
 
+from cosmos3_model.sampling import NonFiniteError
+
 FIELDS = {**PROMPTS, **SIZE, "num_inference_steps": 2, "seed": 4}
 
 
@@ -67,3 +69,10 @@ def test_clips_play_in_a_browser_and_depend_on_the_frames_alone(decoder: Any, fu
     assert frames.shape == run.frames.shape
     luma = (frames.mean(-1) - run.frames.mean(-1)).astype(np.float64)
     assert np.sqrt((luma**2).mean()) < 16
+
+
+def test_frames_that_are_not_a_number_are_no_black_picture(snapshot: Path, fused_run: Any) -> None:
+    broken = node("vae_decode", snapshot)
+    broken._vae._mean.fill_(float("nan"))
+    with pytest.raises(NonFiniteError, match="VAE decoder's frames are not finite"):
+        decode(broken, snapshot, fused_run(**FIELDS, num_frames=1), "png", 1)

@@ -319,3 +319,19 @@ def test_nothing_grows_with_the_number_of_requests(clean: Pipeline) -> None:
     print("MiB grown over 200 requests:", {pid: round(value, 1) for pid, value in grown.items()})
     assert max(grown.values()) < 24
     assert clean.stats()["store"]["entries"] == store["entries"]
+
+
+def test_time_spent_waiting_for_others_counts(clean: Pipeline) -> None:
+    limit = clean.placement.limits.max_in_flight
+    others = [clean.submit(**SLOW, num_inference_steps=1000) for _ in range(limit)]
+    try:
+        with pytest.raises(DeadlineExceeded, match="while it waited for others"):
+            clean.generate(**SLOW, num_inference_steps=1000, timeout=1.0)
+    finally:
+        for other in others:
+            other.cancel()
+
+
+def test_a_mode_that_there_is_not_is_refused_before_ray(snapshot: Path) -> None:
+    with pytest.raises(PipelineError, match="mode 'typo' is not one of text-to-image"):
+        Pipeline.launch(snapshot, modes=["typo"])

@@ -125,7 +125,40 @@ def odd_rope(root: Path) -> str:
     return "rope_axes_dim"
 
 
+def heads_in_words(root: Path) -> str:
+    return set_config(root, "transformer", "num_attention_heads", "32")
+
+
+def no_heads(root: Path) -> str:
+    return set_config(root, "transformer", "num_key_value_heads", 0)
+
+
+def axes_that_are_one_number(root: Path) -> str:
+    return set_config(root, "transformer", "rope_axes_dim", 5)
+
+
+def no_latent_statistics(root: Path) -> str:
+    set_config(root, "vae", "latents_mean", None)
+    return "vae/config.json: latents_mean must be a list of numbers"
+
+
+def index_that_places_nothing(root: Path) -> str:
+    (root / "transformer" / INDEX).write_text('{"weight_map": [1]}')
+    return "index.json: weight_map must place each key in a file"
+
+
+def set_config(root: Path, part: str, name: str, value: object) -> str:
+    path = root / part / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
+    return f"transformer/config.json: {name} holds an unusable value"
+
+
 FAULTS = [
+    heads_in_words,
+    no_heads,
+    axes_that_are_one_number,
+    no_latent_statistics,
+    index_that_places_nothing,
     missing_shard,
     missing_key,
     missing_key_and_entry,
