@@ -85,8 +85,12 @@ def generate(
     video: Annotated[
         Path | None, typer.Option(help="Clip to go on from: MP4, MOV, WebM, GIF, or a folder of pictures.", **HIDE)
     ] = None,
-    condition_frames: Annotated[str, typer.Option(help="Latent frames that --video gives.")] = "0,1",
-    keep: Annotated[str, typer.Option(help="Which end of --video gives them: first or last.")] = "first",
+    condition_frames: Annotated[
+        str | None, typer.Option(help="Latent frames that --video gives. Default: 0,1.", **HIDE)
+    ] = None,
+    keep: Annotated[
+        str | None, typer.Option(help="Which end of --video gives them: first (default) or last.", **HIDE)
+    ] = None,
     sound: Annotated[bool, typer.Option("--sound", help="Make sound with the clip.")] = False,
     sound_out: Annotated[Path | None, typer.Option(help="Write the sound as a WAV file, too.", **HIDE)] = None,
     action: Annotated[
@@ -141,8 +145,6 @@ def generate(
         "negative_prompt": negative_prompt,
         "image": image,
         "video": video,
-        "condition_frame_indexes_vision": _numbers("condition_frame_indexes_vision", condition_frames, int),
-        "condition_video_keep": keep,
         "num_frames": frames,
         "height": height,
         "width": width,
@@ -158,6 +160,10 @@ def generate(
         "action": _action(action, robot),
         "output": outputs.format,
     }
+    if condition_frames is not None:
+        fields["condition_frame_indexes_vision"] = _numbers("condition_frame_indexes_vision", condition_frames, int)
+    if keep is not None:
+        fields["condition_video_keep"] = keep
     result = run_with_progress(model, placement, GenerationRequest.parse(**fields), Console(stderr=True))
     paths = ", ".join(str(path) for path in outputs.write(result))
     meta = result.metadata
