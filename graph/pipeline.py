@@ -215,10 +215,17 @@ class Pipeline:
 
     async def _stop(self) -> None:
         for task in self._tasks:
-            task.cancel()
+            # One that is cancelled already waits for its nodes to let go; a second time would break off that wait.
+            if not task.cancelling():
+                task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if hasattr(self, "workers"):
             await self.workers.close()
+        # What still runs was left behind by a wait that was broken off. The loop must not end before it.
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
 
     async def _serve(self, request: GenerationRequest, job: Job, on_progress: OnProgress) -> GenerationResult:
         self._register_task()
