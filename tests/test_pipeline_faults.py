@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -180,3 +182,39 @@ def test_a_node_that_cannot_start_again_is_told_and_comes_back_when_it_can(heale
         assert time.monotonic() < deadline, "the node was given up for good"
         time.sleep(0.2)
     healed.generate(**CLIP)
+
+
+def test_closing_right_after_a_cancel_waits_for_it_and_for_what_it_left(clean: Pipeline) -> None:
+    """Ctrl-C cancels the request and closes the pipeline at once; nothing may be pending when the loop ends."""
+    pipeline = Pipeline(clean.snapshot, clean.placement, clean.modes, owns_ray=False)
+    events: list[str] = []
+
+    async def let_go() -> None:
+        await asyncio.sleep(0.3)
+        events.append("let go")
+
+    async def left_behind() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            events.append("ended")
+
+    async def serve() -> None:
+        pipeline._register_task()
+        tasks.append(asyncio.create_task(left_behind()))
+        try:
+            started.set()
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            await asyncio.shield(let_go())
+            raise
+
+    tasks: list[asyncio.Task[None]] = []
+    started = threading.Event()
+    pending = asyncio.run_coroutine_threadsafe(serve(), pipeline._loop)
+    assert started.wait(5)
+    time.sleep(0.1)
+    pending.cancel()
+    pipeline.close()
+    assert events == ["let go", "ended"]
+    assert tasks[0].done()
