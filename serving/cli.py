@@ -243,6 +243,11 @@ def _action(mode: str | None, robot: dict[str, Any]) -> dict[str, Any] | None:
     return None
 
 
+class Interrupt(KeyboardInterrupt):
+    """Ctrl-C. Of a plain one that hits code in a string, as dataclasses are made of, Python keeps a note, and ends by
+    the signal although the interrupt was caught; the exit code would be lost."""
+
+
 def main() -> None:
     """Entry point: every error that a user can cause is one line on stderr."""
     interrupted = False
@@ -250,7 +255,7 @@ def main() -> None:
     def interrupt(*_: object) -> None:
         nonlocal interrupted
         interrupted = True
-        raise KeyboardInterrupt
+        raise Interrupt
 
     # A library may make another error of an interrupt that comes while it starts; so it is noted here, too.
     signal.signal(signal.SIGINT, interrupt)

@@ -187,6 +187,40 @@ def test_an_interrupt_is_one_line_and_leaves_nothing(snapshot: Path, tmp_path: P
     assert not alive
 
 
+def test_an_interrupt_while_a_class_is_made_keeps_the_exit_code(tmp_path: Path) -> None:
+    """Dataclasses run code in strings, and `python -m` remembers a plain KeyboardInterrupt that came out of one."""
+    (tmp_path / "interrupted.py").write_text(
+        "import os, signal, serving.cli\n"
+        "def app(standalone_mode):\n"
+        "    exec('os.kill(os.getpid(), signal.SIGINT)')\n"
+        "serving.cli.app = app\n"
+        "serving.cli.main()\n"
+    )
+    env = os.environ | {"PYTHONPATH": f"{ROOT}:{tmp_path}"}
+    command = [sys.executable, "-m", "interrupted"]
+    run = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert (run.returncode, run.stderr) == (130, "cosmoray: interrupted\n")
+
+
+def test_an_interrupt_while_ray_starts_waits_for_it_and_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    from graph.cluster import start_ray
+
+    happened: list[str] = []
+
+    def init(**options: Any) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        happened.append("started")
+
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    monkeypatch.setattr("ray.init", init)
+    monkeypatch.setattr("ray.shutdown", lambda: happened.append("ended"))
+    handler = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        start_ray()
+    assert happened == ["started", "ended"]
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
 GENERATE = ["generate", "--prompt", "x", "--out", "OUT.png"]
 CLIP = ["generate", "--prompt", "x", "--out", "OUT.mp4"]
 POLICY = ["generate", "--prompt", "x", "--out", "OUT.json", "--model", "SNAP", "--action", "policy"]
